@@ -1,0 +1,1 @@
+"""Recipe schema, loading, cross-field checks and explanation."""
