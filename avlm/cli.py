@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import avlm
 from avlm.errors import RunError, UserError
 
+
 @dataclass(frozen=True)
 class Entry:
     """A line of `avlm --help`. A group has sub-commands; otherwise its module's `app` holds a single command."""
