@@ -217,7 +217,9 @@ def test_short_answers(answer: str | None, reference: str, correct: bool, unansw
 
 
 @pytest.mark.parametrize("reference", ["B", "(B)", "B. blue", "blue", "Blue"])
-@pytest.mark.parametrize(("answer", "correct"), [("B", True), ("blue", True), ("A", False), ("", False), ("Both", False)])
+@pytest.mark.parametrize(
+    ("answer", "correct"), [("B", True), ("blue", True), ("A", False), ("", False), ("Both", False)]
+)
 def test_reference_as_letter_or_text(reference: str, answer: str, correct: bool) -> None:
     scored = score_answer(answer, reference, COLOURS)
     assert scored.correct is correct

@@ -13,7 +13,15 @@ from avlm.eval.metrics import OTHER, UNANSWERED, accuracy_table, evaluate, read_
 
 
 def row(id: str, label: str | None, answer: str | None, reference: str, **more: Any) -> dict[str, Any]:
-    return {"id": id, "class": label, "question": "?", "answer": answer, "reference": reference, "choices": None, **more}
+    return {
+        "id": id,
+        "class": label,
+        "question": "?",
+        "answer": answer,
+        "reference": reference,
+        "choices": None,
+        **more,
+    }
 
 
 @pytest.mark.parametrize(
