@@ -1,0 +1,281 @@
+"""JSONL files of conversations -> checked `Row` values. Every bad line is found and named, none is dropped quietly.
+
+One line is one row:
+
+    {"id": "a1", "class": "sound", "conversation": [
+        {"role": "user", "content": [{"type": "video", "path": "rel/clip.mp4"}, {"type": "text", "text": "…?"}]},
+        {"role": "assistant", "content": "…"}]}
+
+`id` and `class` may be left out; `content` is a string or a list of items. Media paths are relative to `video_root`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from avlm.data.types import MediaKind, MediaRef, Role, Row, Text, Turn
+from avlm.errors import Place, UserError
+
+ROW_KEYS = ("id", "class", "conversation")
+TURN_KEYS = ("role", "content")
+ROLES = get_args(Role)
+MEDIA_TYPES = get_args(MediaKind)
+ITEM_TYPES = ("text", *MEDIA_TYPES)
+SHOWN = 20
+"""Problems printed before the rest is only counted."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with one line. `id` is the row's id where it is known."""
+
+    place: Place
+    reason: str
+    id: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+class _BadRow(Exception):
+    """Why a line is not a row."""
+
+
+def scan_rows(paths: Sequence[str | Path], video_root: str | Path) -> tuple[list[Row], list[Problem]]:
+    """Read all rows of `paths`: the good ones in file order, and one `Problem` for each bad line.
+
+    A file without rows is a problem of its own. Files are read as a stream; media files are looked up, not opened.
+    Raises `UserError` when a JSONL file or `video_root` does not exist.
+    """
+    root = Path(video_root)
+    if not root.is_dir():
+        raise UserError(f"data.video_root: {root} is not a folder; media paths in rows are relative to it")
+    folder = _Folder(root)
+    rows: list[Row] = []
+    problems: list[Problem] = []
+    first_seen: dict[str, Place] = {}
+    for path in map(Path, paths):
+        found_any = False
+        for number, line in _lines(path):
+            found_any = True
+            place = Place(str(path), number)
+            try:
+                row = _row(line, path, number, folder)
+                if row.id in first_seen:
+                    raise _BadRow(f"id {row.id!r} is used before, at {first_seen[row.id]}; ids must differ")
+            except _BadRow as bad:
+                problems.append(Problem(place, str(bad), _id_of(line)))
+                continue
+            first_seen[row.id] = place
+            rows.append(row)
+        if not found_any:
+            problems.append(Problem(Place(str(path)), "the dataset is empty: the file has no rows"))
+    return rows, problems
+
+
+def read_rows(paths: Sequence[str | Path], video_root: str | Path) -> list[Row]:
+    """All rows of `paths` in file order. Raises one `UserError` that lists the first 20 problems and their total."""
+    rows, problems = scan_rows(paths, video_root)
+    if problems:
+        raise UserError(problem_list(problems))
+    return rows
+
+
+def problem_list(problems: Sequence[Problem]) -> str:
+    """A message with the total and the first 20 problems, one a line."""
+    count = len(problems)
+    lines = [f"{count} bad row{'s' if count != 1 else ''} in the data:"]
+    lines += [f"  {p}" for p in problems[:SHOWN]]
+    if count > SHOWN:
+        lines.append(f"  … and {count - SHOWN} more")
+    return "\n".join(lines)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Non-blank lines with their 1-based numbers."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield number, line
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; data.train and data.validation name JSONL files") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class _Folder:
+    """`video_root`, with the answers to "does this file exist" remembered: many rows share a clip."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.real = os.path.realpath(root)
+        self._known: dict[str, Path | str] = {}
+
+    def find(self, name: str) -> Path:
+        """Absolute path of `name`. Raises `_BadRow` for one that leaves the folder or is not a file."""
+        if name not in self._known:
+            self._known[name] = self._look_up(name)
+        found = self._known[name]
+        if isinstance(found, str):
+            raise _BadRow(found)
+        return found
+
+    def _look_up(self, name: str) -> Path | str:
+        if "\0" in name:
+            return f"path {name!r} has a NUL character"
+        real = os.path.realpath(os.path.join(self.real, name))
+        if os.path.commonpath([real, self.real]) != self.real:
+            return f"path {name!r} leaves video_root ({self.root}); paths must stay inside it, symbolic links included"
+        if not os.path.exists(real):
+            return f"media file {name!r} does not exist in video_root ({self.root})"
+        if not os.path.isfile(real):
+            return f"path {name!r} is not a file"
+        return Path(real)
+
+
+def _row(line: bytes, path: Path, number: int, folder: _Folder) -> Row:
+    data = _object(_parse(line), "a row", '{"conversation": […]}')
+    _no_unknown_keys(data, ROW_KEYS, "the row")
+    id = data.get("id", f"{path.stem}:{number}")
+    if not isinstance(id, str) or not id:
+        raise _BadRow(f"id must be a non-empty string, not {_shown(id)}")
+    label = data.get("class")
+    if label is not None and (not isinstance(label, str) or not label):
+        raise _BadRow(f"class must be a non-empty string, not {_shown(label)}")
+    if "conversation" not in data:
+        raise _BadRow("the row has no conversation")
+    turns = data["conversation"]
+    if not isinstance(turns, list) or not turns:
+        raise _BadRow(f"conversation must be a list of turns, not {_shown(turns)}")
+    checked = tuple(_turn(turn, index, folder) for index, turn in enumerate(turns, 1))
+    _check_order(checked)
+    return Row(id=id, turns=checked, source=str(path), line=number, label=label)
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except UnicodeDecodeError as error:
+        raise _BadRow(f"not UTF-8: byte {error.start + 1} of the line cannot be decoded") from None
+    except json.JSONDecodeError as error:
+        raise _BadRow(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise _BadRow("not a row: nested too deep") from None
+
+
+def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise _BadRow(f"key {key!r} is given twice")
+        result[key] = value
+    return result
+
+
+def _turn(turn: Any, index: int, folder: _Folder) -> Turn:
+    where = f"turn {index}"
+    turn = _object(turn, where, '{"role": …, "content": …}')
+    _no_unknown_keys(turn, TURN_KEYS, where)
+    for key in TURN_KEYS:
+        if key not in turn:
+            raise _BadRow(f"{where} has no {key}")
+    role = turn["role"]
+    if role not in ROLES:
+        raise _BadRow(f"{where}: unknown role {_shown(role)}{_nearest(role, ROLES)}")
+    content = turn["content"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise _BadRow(f"{where}: content must be a string or a list of items, not {_shown(content)}")
+    parts = tuple(_part(item, f"{where}, item {i}", folder) for i, item in enumerate(content, 1))
+    text = "".join(p.text for p in parts if isinstance(p, Text))
+    if role == "assistant":
+        if any(isinstance(p, MediaRef) for p in parts):
+            raise _BadRow(f"{where}: media in an assistant turn is not yet supported; answers are text")
+        if not text.strip():
+            raise _BadRow(f"{where}: the assistant's answer is empty")
+    elif not text.strip() and all(isinstance(p, Text) for p in parts):
+        raise _BadRow(f"{where}: the {role} turn is empty")
+    return Turn(role, parts)
+
+
+def _part(item: Any, where: str, folder: _Folder) -> Text | MediaRef:
+    item = _object(item, where, '{"type": "text", "text": …} or {"type": "video", "path": …}')
+    kind = item.get("type")
+    if kind not in ITEM_TYPES:
+        raise _BadRow(f"{where}: unknown type {_shown(kind)}{_nearest(kind, ITEM_TYPES)}")
+    key = "text" if kind == "text" else "path"
+    _no_unknown_keys(item, ("type", key), where)
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise _BadRow(
+            f"{where}: a {kind} item needs {key!r}, a string" + ("" if value is None else f", not {_shown(value)}")
+        )
+    if kind == "text":
+        return Text(value)
+    if not value:
+        raise _BadRow(f"{where}: path is empty")
+    try:
+        return MediaRef(kind, folder.find(value), value)
+    except _BadRow as bad:
+        raise _BadRow(f"{where}: {bad}") from None
+
+
+def _check_order(turns: Sequence[Turn]) -> None:
+    """A system turn first if there is one, then user and assistant in turn, the assistant last."""
+    roles = [turn.role for turn in turns]
+    if "assistant" not in roles:
+        raise _BadRow("the row has no assistant answer")
+    for index, role in enumerate(roles, 1):
+        if role == "system":
+            if index > 1:
+                raise _BadRow(f"turn {index}: a system turn must be the first turn")
+            continue
+        expected = "assistant" if index > 1 and roles[index - 2] == "user" else "user"
+        if role != expected:
+            raise _BadRow(
+                f"turn {index}: roles in the wrong order: expected {expected}, got {role}; "
+                "user and assistant take turns, the user first"
+            )
+    if roles[-1] != "assistant":
+        raise _BadRow(f"the last turn must be the assistant's answer, not {roles[-1]}")
+
+
+def _object(value: Any, where: str, form: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _BadRow(f"{where} must be an object like {form}, not {_shown(value)}")
+    return value
+
+
+def _no_unknown_keys(data: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for key in data:
+        if key not in known:
+            raise _BadRow(f"{where} has an unknown key {key!r}{_nearest(key, known)}")
+
+
+def _nearest(value: Any, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _id_of(line: bytes) -> str | None:
+    """The id of a bad row, if it can be read."""
+    try:
+        id = json.loads(line)["id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return id if isinstance(id, str) else None
