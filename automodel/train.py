@@ -1,0 +1,84 @@
+"""`python -m automodel.train RECIPE [KEY=VALUE…]`: one rank of a training run on AutoModel.
+
+Everything that can be wrong with the input is found before upstream is imported (half a minute).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from avlm.errors import RunError, UserError
+
+NAME = "automodel"
+
+
+def _log_to_file(folder: Path, rank: int) -> None:
+    """Upstream's log goes to `logs/rank<N>.log`; warnings of this project also to the terminal of rank 0."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "logs" / f"rank{rank}.log", encoding="utf-8")
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    if rank == 0:
+        terminal = logging.StreamHandler()
+        terminal.setLevel(logging.WARNING)
+        terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        for name in ("automodel", "avlm"):
+            logging.getLogger(name).addHandler(terminal)
+
+
+def train(recipe_path: str, overrides: Sequence[str] = ()) -> None:
+    """Train and export. Raises `UserError` or `RunError`."""
+    from automodel.translate import translate
+    from avlm.launch.run import prepare
+    from avlm.recipe.checks import check
+    from avlm.recipe.load import load_recipe
+
+    loaded = load_recipe(recipe_path, overrides)
+    recipe = loaded.recipe
+    check(recipe, loaded.places, stack=NAME)
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world != recipe.world_size:
+        raise UserError(
+            f"{world} ranks were started, but parallel.nodes × parallel.devices_per_node = {recipe.parallel.nodes} × "
+            f"{recipe.parallel.devices_per_node}; start {recipe.world_size} ranks or override the two"
+        )
+    run = prepare(recipe, stack=NAME, main=rank == 0)
+    _log_to_file(run.folder, rank)
+
+    import torch
+
+    if recipe.device == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // recipe.parallel.devices_per_node))
+
+    from automodel.checkpoints import latest, steps_done
+    from automodel.export import export
+    from automodel.loop import Finetune
+
+    finetune = Finetune(translate(recipe, run.steps), run)
+    finetune.setup()
+    finetune.run_train_validation_loop()
+    checkpoint = latest(run.folder)
+    if rank == 0 and checkpoint is not None and steps_done(checkpoint) >= run.steps:
+        print(f"exported to {export(run)}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code: 0, 2 for bad input, 1 for a failed run."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    try:
+        train(arguments[0], arguments[1:])
+    except (UserError, RunError) as error:
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""Run a stack's training on this machine: one process, or one per rank through torch's elastic launcher."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from avlm.launch.run import STOP_FILE
+from avlm.recipe.schema import Recipe
+
+
+def launch(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
+    """Run `python -m <module> <arguments>` on `devices_per_node` ranks and wait.
+
+    Ctrl-C once asks for a checkpoint and a clean stop after the current step; twice stops now.
+
+    Returns:
+        The exit code: 0, 2 (bad input), 1 (failed run).
+    """
+    ranks = recipe.parallel.devices_per_node
+    command = [sys.executable, "-m"]
+    command += [module, *arguments] if ranks == 1 else ["avlm.launch.ranks", str(ranks), module, *arguments]
+    process = subprocess.Popen(command, start_new_session=True)
+    asked = False
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            if asked:
+                process.send_signal(signal.SIGTERM)
+                process.kill()
+                raise
+            asked = True
+            (Path(recipe.output_dir) / STOP_FILE).touch()
+            print("\nstopping after this step with a checkpoint; Ctrl-C again stops now", flush=True)
+        else:
+            return code if code in (0, 2) else 1

@@ -1,0 +1,249 @@
+"""What a training run needs before a stack is imported: rows, lengths, packs, horizon, and the run's folder.
+
+Every stack and every rank calls `prepare` and gets the same answer; only the main rank writes files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from avlm.data.types import MediaInfo, MediaKind, MediaRef, Row
+from avlm.errors import UserError
+from avlm.recipe.schema import Recipe, StackName
+
+if TYPE_CHECKING:
+    from avlm.data.loader import Loader
+    from avlm.data.processing import Processor
+
+STOP_FILE = "stop"
+RECIPE_FILE = "recipe.yaml"
+SKIPPED_FILE = "skipped.jsonl"
+VERSIONS_FILE = "versions.json"
+
+# A resumed run may differ from the first attempt in these, and in nothing else.
+_MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory", "data.workers", "data.validation")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is left out, and why."""
+
+    id: str
+    source: str
+    line: int
+    reason: str
+
+
+@dataclass
+class Run:
+    """A prepared run.
+
+    rows, validation: what is trained and validated on, in file order. packs: indices into `rows`, or None without
+    packing. lengths: tokens of each row of `rows`. steps: optimizer steps until the run ends.
+    """
+
+    recipe: Recipe
+    folder: Path
+    rows: list[Row]
+    validation: list[Row]
+    lengths: list[int]
+    packs: list[list[int]] | None
+    skipped: list[Skipped]
+    processor: Processor
+    steps: int
+
+    @cached_property
+    def media_kinds(self) -> frozenset[MediaKind]:
+        """Inputs that some row of the run has; a clip's sound track counts as audio."""
+        kinds: set[MediaKind] = {ref.kind for row in (*self.rows, *self.validation) for ref in row.media}
+        if "video" in kinds and self.recipe.data.audio_in_video:
+            kinds.add("audio")
+        return frozenset(kinds)
+
+    def loader(
+        self, *, training: bool, dp_rank: int, dp_size: int, collate_rows: Callable[..., Any], collate_packs: Callable[..., Any]
+    ) -> Loader:
+        """Micro-batches of one data-parallel rank.
+
+        Validation takes every row once, unpacked, in file order. The two collate functions are those of
+        `avlm.data.collate`, or a stack's wrapping of them.
+        """
+        from avlm.data.loader import Loader
+        from avlm.data.processing import make_sample
+
+        recipe, pad_id = self.recipe, self.processor.pad_id
+        micro = recipe.batch.micro_batch_size
+        items: Sequence[Any] = self.rows if training else self.validation
+        collate = partial(collate_rows, pad_id=pad_id)
+        if training and self.packs is not None:
+            items = [[self.rows[index] for index in pack] for pack in self.packs]
+            collate = partial(collate_packs, pack_size=recipe.data.packing.pack_size, pad_id=pad_id)
+        return Loader(
+            items,
+            partial(make_sample, processor=self.processor, limits=self.processor.limits),
+            collate,
+            micro_batch_size=micro,
+            global_batch_size=recipe.batch.global_batch_size if training else micro * dp_size,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            seed=recipe.seed,
+            shuffle=training and recipe.data.shuffle,
+            workers=recipe.data.workers,
+        )
+
+
+def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
+    """Read and check everything that training will need, and lay out the run's folder.
+
+    Args:
+        recipe: checked recipe.
+        stack: which stack will train; a run's folder belongs to one stack.
+        main: whether this rank writes files.
+
+    Raises:
+        UserError: missing or bad data, a checkpoint of another model, a run folder of another run.
+    """
+    from avlm.data.processing import load_processor
+    from avlm.data.rows import read_rows
+    from avlm.recipe.horizon import horizon
+
+    folder = Path(recipe.output_dir)
+    _refuse_other_run(recipe, stack, folder)
+    data = recipe.data
+    rows = _sampled(read_rows(data.train, data.video_root), data.sample_ratio, recipe.seed)
+    validation = read_rows(data.validation, data.video_root) if data.validation else []
+    processor = load_processor(recipe)
+    probe = _Probe()
+    kept, lengths, skipped = _within_length(rows, processor, probe, recipe)
+    validation, _, skipped_validation = _within_length(validation, processor, probe, recipe)
+    skipped += skipped_validation
+    if not kept:
+        raise UserError(f"data.train: no row is left after {len(skipped)} were skipped: {skipped[0].reason}")
+    packs = None
+    if data.packing.enabled:
+        from avlm.data.packing import pack
+
+        packs = pack(lengths, data.packing.pack_size)
+    items = len(kept) if packs is None else len(packs)
+    steps = horizon(recipe, -(-items // recipe.batch.global_batch_size))
+    run = Run(recipe, folder, kept, validation, lengths, packs, skipped, processor, steps)
+    if main:
+        _write_folder(run, stack)
+    return run
+
+
+class _Probe:
+    """`probe` of each file once."""
+
+    def __init__(self) -> None:
+        self._known: dict[MediaRef, MediaInfo] = {}
+
+    def __call__(self, ref: MediaRef) -> MediaInfo:
+        from avlm.data.media import probe
+
+        if ref not in self._known:
+            self._known[ref] = probe(ref)
+        return self._known[ref]
+
+
+def _sampled(rows: list[Row], ratio: float, seed: int) -> list[Row]:
+    if ratio == 1.0:
+        return rows
+    from avlm.data.order import epoch_order
+
+    keep = max(1, round(len(rows) * ratio))
+    return [rows[index] for index in sorted(epoch_order(len(rows), seed, 0, True)[:keep])]
+
+
+def _within_length(
+    rows: list[Row], processor: Processor, probe: Callable[[MediaRef], MediaInfo], recipe: Recipe
+) -> tuple[list[Row], list[int], list[Skipped]]:
+    """Rows of at most `sequence_length` tokens with their lengths, and the others by `data.too_long`."""
+    limit = recipe.data.sequence_length
+    kept, lengths, skipped = [], [], []
+    for row in rows:
+        length = processor.count(row, [probe(ref) for ref in row.media])
+        if length <= limit:
+            kept.append(row)
+            lengths.append(length)
+        else:
+            skipped.append(Skipped(row.id, row.source, row.line, f"{length} tokens, data.sequence_length is {limit}"))
+    if skipped and recipe.data.too_long == "error":
+        first = skipped[0]
+        raise UserError(
+            f"{first.source}:{first.line}: row {first.id!r} has {first.reason}"
+            + (f" ({len(skipped)} rows are too long)" if len(skipped) > 1 else "")
+            + "; raise data.sequence_length, lower data.max_video_frames or data.video_max_pixels, or set "
+            "data.too_long=report to leave such rows out and list them"
+        )
+    return kept, lengths, skipped
+
+
+def _refuse_other_run(recipe: Recipe, stack: StackName, folder: Path) -> None:
+    """A folder with checkpoints may only be continued by the same run."""
+    saved_file = folder / RECIPE_FILE
+    if not saved_file.is_file() or not (folder / "checkpoints").is_dir():
+        return
+    import yaml
+
+    saved = yaml.safe_load(saved_file.read_text(encoding="utf-8"))
+    saved_stack = json.loads((folder / VERSIONS_FILE).read_text(encoding="utf-8"))["stack"]
+    if saved_stack != stack:
+        raise UserError(f"{folder} holds a run of stack {saved_stack}, not {stack}; choose another output_dir")
+    differences = _differences(saved, recipe.model_dump(), "")
+    if differences:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, old, new in differences[:5])
+        raise UserError(
+            f"{folder} holds checkpoints of another run ({listed}); choose another output_dir, or remove the folder to "
+            "start over"
+        )
+
+
+def _differences(old: Any, new: Any, prefix: str) -> list[tuple[str, Any, Any]]:
+    if prefix and any(prefix == key or prefix.startswith(key + ".") for key in _MAY_CHANGE):
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted({*old, *new}):
+            found += _differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
+        return found
+    return [] if old == new else [(prefix, old, new)]
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _write_folder(run: Run, stack: StackName) -> None:
+    from avlm.recipe.load import save_resolved
+
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / STOP_FILE).unlink(missing_ok=True)
+    save_resolved(run.recipe, run.folder / RECIPE_FILE)
+    lines = [json.dumps({"id": s.id, "source": s.source, "line": s.line, "reason": s.reason}) + "\n" for s in run.skipped]
+    write_atomic(run.folder / SKIPPED_FILE, "".join(lines))
+    write_atomic(run.folder / VERSIONS_FILE, json.dumps({"stack": stack, **_versions()}, indent=2) + "\n")
+    if run.skipped:
+        print(f"{len(run.skipped)} rows are left out: see {run.folder / SKIPPED_FILE}", flush=True)
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("avlm-recipes", "torch", "transformers", "nemo-automodel", "megatron-bridge", "av", "peft"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
