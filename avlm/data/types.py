@@ -75,6 +75,8 @@ class MediaInfo:
     width: int = 0
     height: int = 0
     frames: int = 0
+    """Frames that are there; `declared_frames` are those that the container's index promises (0: it has none)."""
+    declared_frames: int = 0
     fps: float = 0.0
     duration: float = 0.0
     has_audio: bool = False
@@ -90,6 +92,8 @@ class Media:
     times: [T] float64 seconds from the clip's start at which the frames are shown, or None.
     seconds_per_frame: mean distance of two chosen frames, in seconds.
     audio: [N] float32 in [-1, 1], 16 kHz mono, or None when the file has no sound or it was not asked for.
+    cut_seconds: sound left out at the end because of `max_audio_seconds`.
+    problems: what is damaged about the file; empty for a sound one.
     """
 
     kind: MediaKind
@@ -97,6 +101,8 @@ class Media:
     times: np.ndarray | None = None
     seconds_per_frame: float = 0.0
     audio: np.ndarray | None = None
+    cut_seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass
