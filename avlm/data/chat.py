@@ -85,6 +85,6 @@ class ChatTemplate:
         found = self._control.search(text) if self._control else None
         if found:
             raise UserError(
-                f"{Place(row.source, row.line)}: row {row.id!r}: the text contains {found.group()!r}, a control token of "
-                "the model; it would act as structure. Take it out, or write it differently"
+                f"{Place(row.source, row.line)}: row {row.id!r}: the text contains {found.group()!r}, a control token "
+                "of the model, which would act as structure; take it out or write it differently"
             )

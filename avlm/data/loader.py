@@ -46,8 +46,8 @@ class Loader:
         self._micro_step = micro_batch_size * dp_size
         if global_batch_size % self._micro_step:
             raise UserError(
-                f"batch.global_batch_size: {global_batch_size} does not divide by micro_batch_size × data-parallel size "
-                f"= {micro_batch_size} × {dp_size}"
+                f"batch.global_batch_size: {global_batch_size} is not a multiple of micro_batch_size × data-parallel "
+                f"size = {micro_batch_size} × {dp_size}"
             )
         if not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size}")
@@ -84,9 +84,9 @@ class Loader:
         """
         if state["samples"] % self._micro_step:
             raise UserError(
-                f"the data position of the checkpoint, {state['samples']} samples into epoch {state['epoch']}, is not a "
-                f"multiple of micro_batch_size × data-parallel size = {self._micro_step}; resume with a global batch "
-                "size that the old one is a multiple of"
+                f"the data position of the checkpoint, {state['samples']} samples into epoch {state['epoch']}, is not "
+                f"a multiple of micro_batch_size × data-parallel size = {self._micro_step}; resume with sizes that "
+                "divide it"
             )
         self.epoch, self._given = state["epoch"], state["samples"]
 
@@ -149,7 +149,11 @@ class _Reader:
                 done[slot.item] = result
             sample = done[slot.item]
             made.append(sample if slot.real else _without_labels(sample))
-        return self._collate(made)
+        try:
+            return self._collate(made)
+        except Exception as error:
+            ids = ", ".join(sample.id for sample in _flat(made))
+            return _Failure(f"batch of {ids}: {type(error).__name__}: {error}\n{traceback.format_exc()}", user=False)
 
     def _make(self, item: Item) -> Any:
         if not isinstance(item, Row):
@@ -163,6 +167,11 @@ class _Reader:
             return _Failure(message if message.startswith(where) else f"{where}: {message}", user=True)
         except Exception as error:
             return _Failure(f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}", user=False)
+
+
+def _flat(items: list[Any]) -> Iterator[Sample]:
+    for item in items:
+        yield from item if isinstance(item, list) else [item]
 
 
 def _without_labels(sample: Any) -> Any:

@@ -51,7 +51,7 @@ Span = TextSpan | MediaSpan
 
 
 def sound_tokens(mel_frames: int) -> int:
-    """Tokens that the audio tower makes of `mel_frames` frames: blocks of 100 become 13, the rest is halved three times.
+    """Tokens that the audio tower makes of `mel_frames` frames: 100 become 13, the rest is halved three times.
 
     Source: `_get_feat_extract_output_lengths` of transformers' `modeling_qwen3_omni_moe.py`.
     """
@@ -90,7 +90,7 @@ def _counting(count: int, start: np.float32) -> np.ndarray:
 
 
 def _merged(span: MediaSpan, start: np.float32, per_second: float) -> tuple[np.ndarray, np.ndarray]:
-    """Vision tokens in time order with the sound tokens between them. float32 as upstream, so that ties are the same."""
+    """Vision tokens in time order with the sound tokens between them; float32, so that ties are those of upstream."""
     assert span.vision is not None
     time, row, column = np.indices(span.vision, dtype=np.float32).reshape(3, -1)
     time = time * np.float32(span.seconds_per_grid) * np.float32(per_second)
