@@ -12,11 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from avlm.data.sampling import frame_count, frame_size
-from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaKind, MediaLimits, Row, Sample
+from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaKind, MediaLimits, MediaRef, Row, Sample
+from avlm.errors import Place, UserError
 from avlm.models.base import get_family
 
 if TYPE_CHECKING:
     from avlm.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Exact tokens of a sample. media: placeholders. prompt: tokens before the first supervised one."""
+
+    total: int
+    media: int
+    prompt: int
 
 
 class Processor(Protocol):
@@ -41,8 +51,12 @@ class Processor(Protocol):
         """
         ...
 
+    def measure(self, row: Row, infos: Sequence[MediaInfo]) -> TokenCount:
+        """Tokens of `encode(row, …)`, from what `probe` says of the row's media in reading order."""
+        ...
+
     def count(self, row: Row, infos: Sequence[MediaInfo]) -> int:
-        """Number of tokens of `encode(row, …)`, from what `probe` says of the row's media in reading order."""
+        """The total of `measure`."""
         ...
 
     def save_pretrained(self, directory: str | Path) -> None:
@@ -80,7 +94,7 @@ def planned_shape(info: MediaInfo, limits: MediaLimits, factor: int) -> MediaSha
     """
     samples = info.audio_samples if info.kind == "audio" or limits.audio_in_video else 0
     if limits.max_audio_seconds is not None:
-        samples = min(samples, int(limits.max_audio_seconds * SAMPLE_RATE))
+        samples = min(samples, round(limits.max_audio_seconds * SAMPLE_RATE))
     if info.kind == "audio":
         return MediaShape("audio", audio_samples=samples)
     height, width = frame_size(info.height, info.width, factor, limits.min_pixels, limits.max_pixels)
@@ -122,8 +136,21 @@ def make_sample(row: Row, processor: Processor, limits: MediaLimits, *, with_ans
     return processor.encode(row, media, with_answer=with_answer)
 
 
-def count_tokens(row: Row, processor: Processor) -> int:
-    """Exact length of the row's sample, without decoding its media."""
+def measure_rows(rows: Sequence[Row], processor: Processor) -> list[TokenCount]:
+    """Exact tokens of each row's sample, without decoding media; a file that many rows share is probed once.
+
+    Raises `UserError`, naming row and line, for a file that cannot be probed.
+    """
     from avlm.data.media import probe
 
-    return processor.count(row, [probe(ref) for ref in row.media])
+    known: dict[MediaRef, MediaInfo] = {}
+    counts = []
+    for row in rows:
+        try:
+            for ref in row.media:
+                if ref not in known:
+                    known[ref] = probe(ref)
+        except UserError as error:
+            raise UserError(f"{Place(row.source, row.line)}: row {row.id!r}: {error}") from error
+        counts.append(processor.measure(row, [known[ref] for ref in row.media]))
+    return counts

@@ -19,7 +19,7 @@ import numpy as np
 
 from avlm.data.chat import ChatTemplate
 from avlm.data.labels import Piece
-from avlm.data.processing import MediaShape, planned_shape, shape_of
+from avlm.data.processing import MediaShape, TokenCount, planned_shape, shape_of
 from avlm.data.types import IGNORE, SAMPLE_RATE, Media, MediaInfo, MediaLimits, Row, Sample
 from avlm.errors import Place, UserError
 from avlm.models.qwen3_omni_moe.positions import MediaSpan, Span, TextSpan, rope_positions, sound_tokens
@@ -88,10 +88,24 @@ class Qwen3OmniProcessor:
             audio=sounds,
         )
 
+    def measure(self, row: Row, infos: Sequence[MediaInfo]) -> TokenCount:
+        """See `Processor.measure`."""
+        try:
+            shapes = [planned_shape(info, self.limits, self.factor) for info in infos]
+        except ValueError as error:
+            raise UserError(f"{_where(row)}: {error}") from error
+        total = media = prompt = 0
+        answered = False
+        for span, _, supervised in self._spans(row, shapes, True):
+            answered = answered or supervised
+            total += len(span)
+            media += len(span) if isinstance(span, MediaSpan) else 0
+            prompt += 0 if answered else len(span)
+        return TokenCount(total, media, prompt)
+
     def count(self, row: Row, infos: Sequence[MediaInfo]) -> int:
         """See `Processor.count`."""
-        shapes = [planned_shape(info, self.limits, self.factor) for info in infos]
-        return sum(len(span) for span, _, _ in self._spans(row, shapes, True))
+        return self.measure(row, infos).total
 
     def save_pretrained(self, directory: str | Path) -> None:
         """See `Processor.save_pretrained`."""
