@@ -143,7 +143,7 @@ class Data(Section):
     sequence_length: Positive = 21504
     """Most tokens in one sample."""
     too_long: Literal["error", "report"] = "error"
-    """A sample over `sequence_length`: `error` stops before step 1 and names it; `report` leaves it out and lists it."""
+    """A sample over `sequence_length`: `error` stops before step 1 naming it; `report` leaves it out and lists it."""
     packing: Packing = Packing()
     """Packing of samples into sequences."""
     workers: NonNegative = 4
