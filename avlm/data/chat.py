@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from avlm.data.labels import Messages, Piece, has_generation_markers, pieces_of_spans, supervised_pieces
+from avlm.data.rows import where
 from avlm.data.types import Row, Text
-from avlm.errors import Place, UserError
+from avlm.errors import UserError
 
 
 class ChatTemplate:
@@ -85,6 +86,6 @@ class ChatTemplate:
         found = self._control.search(text) if self._control else None
         if found:
             raise UserError(
-                f"{Place(row.source, row.line)}: row {row.id!r}: the text contains {found.group()!r}, a control token "
+                f"{where(row)}: the text contains {found.group()!r}, a control token "
                 "of the model, which would act as structure; take it out or write it differently"
             )

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from avlm.data.order import MicroBatch, epoch_order, plan
+from avlm.data.rows import where
 from avlm.data.types import IGNORE, Row, Sample
-from avlm.errors import Place, RunError, UserError
+from avlm.errors import RunError, UserError
 
 Item = Row | Sequence[Row]
 """A row, or the rows of a pack."""
@@ -159,14 +160,14 @@ class _Reader:
         if not isinstance(item, Row):
             made = [self._make(row) for row in item]
             return next((m for m in made if isinstance(m, _Failure)), made)
-        where = f"{Place(item.source, item.line)}: row {item.id!r}"
+        place = where(item)
         try:
             return self._make_sample(item)
         except UserError as error:
             message = str(error)
-            return _Failure(message if message.startswith(where) else f"{where}: {message}", user=True)
+            return _Failure(message if message.startswith(place) else f"{place}: {message}", user=True)
         except Exception as error:
-            return _Failure(f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}", user=False)
+            return _Failure(f"{place}: {type(error).__name__}: {error}\n{traceback.format_exc()}", user=False)
 
 
 def _flat(items: list[Any]) -> Iterator[Sample]:

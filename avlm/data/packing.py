@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from avlm.data.processing import TokenCount
-from avlm.data.rows import SHOWN
+from avlm.data.rows import SHOWN, where
 from avlm.data.types import Row
-from avlm.errors import Place, UserError
+from avlm.errors import UserError
 
 WINDOW = 64
 """Packs that are open at a time: a pack's rows lie near each other in the data."""
@@ -30,7 +30,7 @@ class Skipped:
         return {"id": row.id, "source": row.source, "line": row.line, "tokens": self.tokens, "reason": self.reason}
 
     def __str__(self) -> str:
-        return f"{Place(self.row.source, self.row.line)}: row {self.row.id!r}: {self.tokens} tokens: {self.reason}"
+        return f"{where(self.row)}: {self.tokens} tokens: {self.reason}"
 
 
 def fitting(

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from avlm.data.rows import where
 from avlm.data.sampling import frame_count, frame_size
 from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaKind, MediaLimits, MediaRef, Row, Sample
-from avlm.errors import Place, UserError
+from avlm.errors import UserError
 from avlm.models.base import get_family
 
 if TYPE_CHECKING:
@@ -129,10 +130,13 @@ def load_processor(recipe: Recipe, checkpoint: str | Path | None = None) -> Proc
 
 
 def make_sample(row: Row, processor: Processor, limits: MediaLimits, *, with_answer: bool = True) -> Sample:
-    """Read the row's media and encode it. Raises `UserError` for a file that cannot be read."""
+    """Read the row's media and encode it. Raises `UserError`, naming row and line, for bad media or text."""
     from avlm.data.media import read_media
 
-    media = [read_media(ref, limits, processor.factor) for ref in row.media]
+    try:
+        media = [read_media(ref, limits, processor.factor) for ref in row.media]
+    except UserError as error:
+        raise UserError(f"{where(row)}: {error}") from error
     return processor.encode(row, media, with_answer=with_answer)
 
 
@@ -151,6 +155,6 @@ def measure_rows(rows: Sequence[Row], processor: Processor) -> list[TokenCount]:
                 if ref not in known:
                     known[ref] = probe(ref)
         except UserError as error:
-            raise UserError(f"{Place(row.source, row.line)}: row {row.id!r}: {error}") from error
+            raise UserError(f"{where(row)}: {error}") from error
         counts.append(processor.measure(row, [known[ref] for ref in row.media]))
     return counts

@@ -87,6 +87,11 @@ def read_rows(paths: Sequence[str | Path], video_root: str | Path) -> list[Row]:
     return rows
 
 
+def where(row: Row) -> str:
+    """How a message names a row: file, line and id."""
+    return f"{Place(row.source, row.line)}: row {row.id!r}"
+
+
 def problem_list(problems: Sequence[Problem]) -> str:
     """A message with the total and the first 20 problems, one a line."""
     count = len(problems)
@@ -163,7 +168,12 @@ def _row(line: bytes, path: Path, number: int, folder: _Folder) -> Row:
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=_unique_keys)
+        data = json.loads(line.decode("utf-8"), object_pairs_hook=_unique_keys)
+        if b"\\ud" in line.lower():  # half of a surrogate pair is not text
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+        return data
+    except UnicodeEncodeError:
+        raise _BadRow("not Unicode: a \\ud… escape has no second half") from None
     except UnicodeDecodeError as error:
         raise _BadRow(f"not UTF-8: byte {error.start + 1} of the line cannot be decoded") from None
     except json.JSONDecodeError as error:
@@ -182,52 +192,52 @@ def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _turn(turn: Any, index: int, folder: _Folder) -> Turn:
-    where = f"turn {index}"
-    turn = _object(turn, where, '{"role": …, "content": …}')
-    _no_unknown_keys(turn, TURN_KEYS, where)
+    at = f"turn {index}"
+    turn = _object(turn, at, '{"role": …, "content": …}')
+    _no_unknown_keys(turn, TURN_KEYS, at)
     for key in TURN_KEYS:
         if key not in turn:
-            raise _BadRow(f"{where} has no {key}")
+            raise _BadRow(f"{at} has no {key}")
     role = turn["role"]
     if role not in ROLES:
-        raise _BadRow(f"{where}: unknown role {_shown(role)}{_nearest(role, ROLES)}")
+        raise _BadRow(f"{at}: unknown role {_shown(role)}{_nearest(role, ROLES)}")
     content = turn["content"]
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise _BadRow(f"{where}: content must be a string or a list of items, not {_shown(content)}")
-    parts = tuple(_part(item, f"{where}, item {i}", folder) for i, item in enumerate(content, 1))
+        raise _BadRow(f"{at}: content must be a string or a list of items, not {_shown(content)}")
+    parts = tuple(_part(item, f"{at}, item {i}", folder) for i, item in enumerate(content, 1))
     text = "".join(p.text for p in parts if isinstance(p, Text))
     if role == "assistant":
         if any(isinstance(p, MediaRef) for p in parts):
-            raise _BadRow(f"{where}: media in an assistant turn is not yet supported; answers are text")
+            raise _BadRow(f"{at}: media in an assistant turn is not yet supported; answers are text")
         if not text.strip():
-            raise _BadRow(f"{where}: the assistant's answer is empty")
+            raise _BadRow(f"{at}: the assistant's answer is empty")
     elif not text.strip() and all(isinstance(p, Text) for p in parts):
-        raise _BadRow(f"{where}: the {role} turn is empty")
+        raise _BadRow(f"{at}: the {role} turn is empty")
     return Turn(role, parts)
 
 
-def _part(item: Any, where: str, folder: _Folder) -> Text | MediaRef:
-    item = _object(item, where, '{"type": "text", "text": …} or {"type": "video", "path": …}')
+def _part(item: Any, at: str, folder: _Folder) -> Text | MediaRef:
+    item = _object(item, at, '{"type": "text", "text": …} or {"type": "video", "path": …}')
     kind = item.get("type")
     if kind not in ITEM_TYPES:
-        raise _BadRow(f"{where}: unknown type {_shown(kind)}{_nearest(kind, ITEM_TYPES)}")
+        raise _BadRow(f"{at}: unknown type {_shown(kind)}{_nearest(kind, ITEM_TYPES)}")
     key = "text" if kind == "text" else "path"
-    _no_unknown_keys(item, ("type", key), where)
+    _no_unknown_keys(item, ("type", key), at)
     value = item.get(key)
     if not isinstance(value, str):
         raise _BadRow(
-            f"{where}: a {kind} item needs {key!r}, a string" + ("" if value is None else f", not {_shown(value)}")
+            f"{at}: a {kind} item needs {key!r}, a string" + ("" if value is None else f", not {_shown(value)}")
         )
     if kind == "text":
         return Text(value)
     if not value:
-        raise _BadRow(f"{where}: path is empty")
+        raise _BadRow(f"{at}: path is empty")
     try:
         return MediaRef(kind, folder.find(value), value)
     except _BadRow as bad:
-        raise _BadRow(f"{where}: {bad}") from None
+        raise _BadRow(f"{at}: {bad}") from None
 
 
 def _check_order(turns: Sequence[Turn]) -> None:
@@ -250,16 +260,16 @@ def _check_order(turns: Sequence[Turn]) -> None:
         raise _BadRow(f"the last turn must be the assistant's answer, not {roles[-1]}")
 
 
-def _object(value: Any, where: str, form: str) -> dict[str, Any]:
+def _object(value: Any, at: str, form: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _BadRow(f"{where} must be an object like {form}, not {_shown(value)}")
+        raise _BadRow(f"{at} must be an object like {form}, not {_shown(value)}")
     return value
 
 
-def _no_unknown_keys(data: dict[str, Any], known: Sequence[str], where: str) -> None:
+def _no_unknown_keys(data: dict[str, Any], known: Sequence[str], at: str) -> None:
     for key in data:
         if key not in known:
-            raise _BadRow(f"{where} has an unknown key {key!r}{_nearest(key, known)}")
+            raise _BadRow(f"{at} has an unknown key {key!r}{_nearest(key, known)}")
 
 
 def _nearest(value: Any, known: Sequence[str]) -> str:

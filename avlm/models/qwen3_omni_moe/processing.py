@@ -20,8 +20,9 @@ import numpy as np
 from avlm.data.chat import ChatTemplate
 from avlm.data.labels import Piece
 from avlm.data.processing import MediaShape, TokenCount, planned_shape, shape_of
+from avlm.data.rows import where
 from avlm.data.types import IGNORE, SAMPLE_RATE, Media, MediaInfo, MediaLimits, Row, Sample
-from avlm.errors import Place, UserError
+from avlm.errors import UserError
 from avlm.models.qwen3_omni_moe.positions import MediaSpan, Span, TextSpan, rope_positions, sound_tokens
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Qwen3OmniProcessor:
         try:
             shapes = [planned_shape(info, self.limits, self.factor) for info in infos]
         except ValueError as error:
-            raise UserError(f"{_where(row)}: {error}") from error
+            raise UserError(f"{where(row)}: {error}") from error
         total = media = prompt = 0
         answered = False
         for span, _, supervised in self._spans(row, shapes, True):
@@ -126,7 +127,7 @@ class Qwen3OmniProcessor:
                     continue
                 ref, shape = waiting.pop() if waiting else (None, None)
                 if ref is None or shape is None or ref.kind != kind:
-                    raise UserError(f"{_where(row)}: the chat template does not write the row's media in their order")
+                    raise UserError(f"{where(row)}: the chat template does not write the row's media in their order")
                 span = self._media_span(row, shape)
                 in_video = kind == "video" and span.sound > 0
                 yield TextSpan((*text, self._audio_start) if in_video else tuple(text)), 0, piece.supervised
@@ -135,7 +136,7 @@ class Qwen3OmniProcessor:
             yield TextSpan(tuple(text)), 0, piece.supervised
         if waiting:
             raise UserError(
-                f"{_where(row)}: the chat template leaves out {waiting[-1][0].kind} {waiting[-1][0].name!r}; "
+                f"{where(row)}: the chat template leaves out {waiting[-1][0].kind} {waiting[-1][0].name!r}; "
                 "this checkpoint's template does not take it in that place"
             )
 
@@ -143,7 +144,7 @@ class Qwen3OmniProcessor:
         sound = sound_tokens(self._mel_frames(shape.audio_samples))
         if shape.kind == "audio":
             if not sound:
-                raise UserError(f"{_where(row)}: the sound is too short: {shape.audio_samples} samples at 16 kHz")
+                raise UserError(f"{where(row)}: the sound is too short: {shape.audio_samples} samples at 16 kHz")
             return MediaSpan(sound=sound)
         rows, columns = shape.height // self.factor, shape.width // self.factor
         if shape.kind == "image":
@@ -198,10 +199,6 @@ class Qwen3OmniProcessor:
 
     def _id(self, token: str) -> int:
         return self.tokenizer.convert_tokens_to_ids(token)
-
-
-def _where(row: Row) -> str:
-    return f"{Place(row.source, row.line)}: row {row.id!r}"
 
 
 def _load(checkpoint: str, revision: str | None) -> tuple[Any, Any]:
