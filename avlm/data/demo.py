@@ -211,9 +211,7 @@ def draw_frames(clip: Clip) -> np.ndarray:
     square = round(clip.side * clip.square)
     for i, frame in enumerate(video):
         part = i / (clip.frames - 1)
-        x, y = (
-            round((a + (b - a) * part) * (clip.side - square)) for a, b in zip(clip.start, clip.end, strict=True)
-        )
+        x, y = (round((a + (b - a) * part) * (clip.side - square)) for a, b in zip(clip.start, clip.end, strict=True))
         frame[y : y + square, x : x + square] = COLORS[clip.first if i < clip.frames // 2 else clip.second]
     return video
 

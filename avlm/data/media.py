@@ -289,8 +289,9 @@ def _read_clip(clip: _Clip, limits: MediaLimits, factor: int) -> Media:
         chosen = picks(times, frame_count(_duration(clip, times), len(times), limits))
         frames = _take(clip, chosen, lambda index, _: index, size)
     assert times is not None and frames is not None
-    media = Media("video", frames=frames, times=times[chosen])
-    spread = float(media.times[-1] - media.times[0])
+    times_chosen = times[chosen]
+    spread = float(times_chosen[-1] - times_chosen[0])
+    media = Media("video", frames=frames, times=times_chosen)
     media.seconds_per_frame = spread / (len(chosen) - 1) if spread else 1 / limits.sample_fps
     promised = max(clip.declared_frames, len(clip.pts or ()))
     if len(times) < promised:
@@ -398,7 +399,8 @@ def _read_image(ref: MediaRef, limits: MediaLimits, factor: int) -> Media:
             upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
         pixels = np.ascontiguousarray(upright.convert("RGB"))
     try:
-        height, width = frame_size(*pixels.shape[:2], factor, limits.min_pixels, limits.max_pixels)
+        height, width = pixels.shape[:2]
+        height, width = frame_size(height, width, factor, limits.min_pixels, limits.max_pixels)
     except ValueError as error:
         raise MediaError(ref.path, str(error)) from None
     flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT

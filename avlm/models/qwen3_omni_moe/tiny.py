@@ -155,7 +155,12 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _save_processor(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+        Qwen3OmniMoeProcessor,
+        WhisperFeatureExtractor,
+    )
 
     vision: dict[str, Any] = {
         "patch_size": 16,
