@@ -34,8 +34,8 @@ docs: env ## write docs/recipe.md from the schema
 docs-check: env ## fail when docs/recipe.md is out of date
 	@$(BIN)/python -m avlm.recipe.docs --check
 
-lock: env ## resolve requirements/*.txt anew from pyproject.toml, keeping pins that still fit
-	@$(BIN)/python tools/lock.py
+lock: env ## resolve requirements/*.txt anew from pyproject.toml, keeping pins that fit; UPGRADE=1 takes the newest
+	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)
 
 clean: ## remove caches and build output (not .venv, not outputs/)
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache && find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
