@@ -1,9 +1,9 @@
 """The recipe's adapters and frozen components in AutoModel's native words. Pure: no upstream import.
 
-AutoModel (`components/_peft/module_matcher.py`, 0.6.0) gives an adapter to every `nn.Linear` and every module of grouped
-experts whose whole name matches `^pattern$`. A pattern is a regular expression in which `*` means `.*`; a bare leaf name
-(`q_proj`) would also match in every tower. The family's patterns hold whole names and no `*`, so they serve unchanged.
-The rank of experts is the recipe's rank too (`moe_rank_scaling` stays off).
+AutoModel (`components/_peft/module_matcher.py`, 0.6.0) gives an adapter to every `nn.Linear` and every module of
+grouped experts whose whole name matches `^pattern$`. A pattern is a regular expression in which `*` means `.*`; a
+pattern like `*_proj` also matches in every tower. The family's patterns hold whole names and no `*`, so they serve
+unchanged. The rank of experts is the recipe's rank too (`moe_rank_scaling` stays off).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Defect: `nemo_automodel/components/utils/model_utils.py:364` (`apply_parameter_freezing`, called before sharding from
 `_transformers/infrastructure.py:626`) freezes by parts of module names. A tower can only be frozen together with its
-projector; with `freeze_language_model` a model whose decoder is called `model` (Qwen3-Omni) stays fully trainable, while
-one whose decoder is called `language_model` is frozen; embeddings and output head cannot be told apart.
+projector; `freeze_language_model` does nothing to a model whose decoder is called `model` (Qwen3-Omni).
 Versions: nemo-automodel 0.6.0.
 Repair: within the block `apply_parameter_freezing` sets exactly the recipe's set instead, at the same moment. AutoModel
 calls it only when the native config holds `freeze_config`; whatever stands there is not read. Leaving the block without
