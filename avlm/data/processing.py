@@ -18,7 +18,7 @@ from avlm.errors import UserError
 from avlm.models.base import get_family
 
 if TYPE_CHECKING:
-    from avlm.recipe.schema import Recipe
+    from avlm.recipe.schema import Data, Recipe
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,11 @@ def planned_shape(info: MediaInfo, limits: MediaLimits, factor: int) -> MediaSha
 
 def limits_of(recipe: Recipe) -> MediaLimits:
     """The media budget of the recipe's `data` block."""
-    data = recipe.data
+    return media_limits(recipe.data)
+
+
+def media_limits(data: Data) -> MediaLimits:
+    """The media budget of a `data` block."""
     return MediaLimits(
         max_frames=data.max_video_frames,
         sample_fps=data.video_sample_fps,
