@@ -13,7 +13,7 @@ from avlm.data.types import Row
 from avlm.errors import UserError
 
 WINDOW = 64
-"""Packs that are open at a time: a pack's rows lie near each other in the data."""
+"""Packs that are open at a time, so the rows of a pack lie near each other in the data."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def _too_long(skipped: Sequence[Skipped], total: int, limit: int) -> str:
 
 
 def pack(lengths: Sequence[int], pack_size: int, *, window: int = WINDOW) -> list[list[int]]:
-    """Put items into packs of at most `pack_size` tokens: best fit, in data order, at most `window` packs open.
+    """Put items into packs of at most `pack_size` tokens: best fit, in data order.
 
-    Each item goes into the open pack that it fills up most (of equal ones the oldest), or opens a new one; when too
-    many are open, the fullest is closed. Returns the packs as lists of indices, ascending inside a pack and ordered
+    Each item goes into the open pack that it fills up most (of equal ones the oldest), or opens a new one; the last
+    `window` packs are open. Returns the packs as lists of indices, ascending inside a pack and ordered
     by their first item. Every item is in exactly one pack. Raises `ValueError` for an item longer than a pack.
     """
     packs: list[list[int]] = []
@@ -93,7 +93,6 @@ def pack(lengths: Sequence[int], pack_size: int, *, window: int = WINDOW) -> lis
         else:
             free, number = pack_size, len(packs)
             packs.append([index])
+            room = [(tokens, open) for tokens, open in room if open > number - window]
         insort(room, (free - length, number))
-        if len(room) > window:
-            room.pop(0)
     return packs
