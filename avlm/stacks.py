@@ -48,8 +48,8 @@ class Stack(Protocol):
         """Name of the stack, of its folder and of its block in the recipe."""
 
     @property
-    def train_module(self) -> str:
-        """Module that trains, run as `python -m <train_module> RECIPE [KEY=VALUE …]` on every rank."""
+    def module(self) -> str:
+        """Module that trains, run as `python -m <module> RECIPE [KEY=VALUE …]` on every rank."""
 
     @property
     def entries(self) -> tuple[Native, ...]:
@@ -63,6 +63,9 @@ class Stack(Protocol):
             steps: the run's horizon (`avlm.recipe.horizon`), known once the training rows are counted. Without it
                 `max_steps` stands for it, and what depends on it is null when only `epochs` is given.
         """
+
+    def native_problems(self, recipe: Recipe) -> dict[str, str]:
+        """What is wrong with the recipe's block of native keys: native key -> message."""
 
 
 def build(entries: Iterable[Native], recipe: Recipe) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from avlm.errors import Place, UserError
 from avlm.recipe.fields import get_value
 from avlm.recipe.schema import Component, Recipe, StackName
+from avlm.stacks import get_stack
 
 
 @dataclass(frozen=True)
@@ -391,6 +392,21 @@ def deepep_needs_experts_spread(case: Case) -> str | None:
             "dispatched; set moe_dispatcher to torch or raise ep"
         )
     return None
+
+
+# ---- native keys -----------------------------------------------------------------------------------------------------
+
+
+@rule()
+def native_keys_known(case: Case) -> str | None:
+    """Every key in the stack's own block (`automodel:`, …) is one that the stack reads and no recipe field says."""
+    if not getattr(case.recipe, case.stack):
+        return None
+    found = []
+    for key, problem in get_stack(case.stack).native_problems(case.recipe).items():
+        place = case.places.get(f"{case.stack}.{key}", case.places.get(case.stack))
+        found.append(f"{place}: {problem}" if place else problem)
+    return "\n  ".join(found) or None
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
