@@ -24,13 +24,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WANTED = (3, 12)
 # nvidia-resiliency-ext ships manylinux_2_39 wheels only; they import on glibc 2.36 too.
 PLATFORM = "x86_64-manylinux_2_40"
+# Kernels that are compiled against the torch of the environment, not against one of a build sandbox.
+COMPILED = ("causal-conv1d", "mamba-ssm", "nv-grouped-gemm", "transformer-engine", "transformer-engine-torch")
 DISK_NEEDED = 8 * 2**30
 
 
@@ -227,8 +229,11 @@ def make(venv: Path, extras: Sequence[str], python: Path | None = None, root: Pa
     say(f"installing {len(pins(files))} pinned packages")
     target = ["--python", venv / "bin" / "python", "--no-deps"]
     # --no-deps: the locks were resolved with overrides ([tool.uv] in pyproject.toml) that a plain resolve contradicts.
-    listed = [part for file in files for part in ("-r", file)]
-    run([uv, "pip", "install", "--quiet", *target, "--python-platform", PLATFORM, *listed])
+    install = [uv, "pip", "install", "--quiet", *target, "--python-platform", PLATFORM]
+    core, added = files[:2], files[2:]
+    run([*install, *_flags("-r", core)])
+    if added:
+        run([*install, *_flags("--no-build-isolation-package", COMPILED), *_flags("-r", added)])
     run([uv, "pip", "install", "--quiet", *target, "--no-build-isolation", "--editable", root])
     wrong = wrong_packages(venv, files)
     if wrong:
@@ -238,6 +243,10 @@ def make(venv: Path, extras: Sequence[str], python: Path | None = None, root: Pa
     os.replace(new, stamp)
     installing.unlink()
     say(f"{venv.name} is ready ({time.monotonic() - started:.0f} s)")
+
+
+def _flags(flag: str, values: Iterable[str | Path]) -> list[str | Path]:
+    return [part for value in values for part in (flag, value)]
 
 
 def made_here(venv: Path) -> bool:
