@@ -86,18 +86,28 @@ def find_choices(question: str) -> tuple[Choice, ...]:
 
     Letters must run A, B, … without a gap and there must be at least two; otherwise the question has no options.
     """
-    best: tuple[Choice, ...] = ()
+    return _find(question)[1]
+
+
+def stem(question: str) -> str:
+    """`question` without the options that `find_choices` finds in it and what follows them."""
+    return question[: _find(question)[0]].strip()
+
+
+def _find(question: str) -> tuple[int, tuple[Choice, ...]]:
+    """Where the options start, and the options."""
+    best: tuple[int, tuple[Choice, ...]] = (len(question), ())
     for pattern in (r"[(\[]([{0}])[)\]]\s*", r"(?<![(\[\w'])([{0}])\)\s*", r"(?<![\w'])([{0}])[.:]\s+"):
         for letters in ("A-Z", "a-z"):
             found = _options(question, re.compile(pattern.format(letters)))
-            if len(found) > len(best):
+            if len(found[1]) > len(best[1]):
                 best = found
     return best
 
 
-def _options(question: str, mark: re.Pattern[str]) -> tuple[Choice, ...]:
+def _options(question: str, mark: re.Pattern[str]) -> tuple[int, tuple[Choice, ...]]:
     marks = list(mark.finditer(question))
-    best: tuple[Choice, ...] = ()
+    best: tuple[int, tuple[Choice, ...]] = (len(question), ())
     for start, first in enumerate(marks):
         if first[1].upper() != "A":
             continue
@@ -109,8 +119,8 @@ def _options(question: str, mark: re.Pattern[str]) -> tuple[Choice, ...]:
             continue
         ends = [m.start() for m in run[1:]] + [len(question)]
         texts = [_option_text(question[m.end() : end], last=m is run[-1]) for m, end in zip(run, ends, strict=True)]
-        if all(texts) and len(run) > len(best):
-            best = tuple(Choice(m[1].upper(), text) for m, text in zip(run, texts, strict=True))
+        if all(texts) and len(run) > len(best[1]):
+            best = first.start(), tuple(Choice(m[1].upper(), text) for m, text in zip(run, texts, strict=True))
     return best
 
 

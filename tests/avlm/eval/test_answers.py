@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from avlm.eval.answers import Choice, find_choices, normalise, parse_choice, read_short, score_answer
+from avlm.eval.answers import Choice, find_choices, normalise, parse_choice, read_short, score_answer, stem
 
 
 def options(**texts: str) -> tuple[Choice, ...]:
@@ -28,6 +28,10 @@ ANSWERS = options(A="yes", B="no")
         ("Pick one: A. 3.5 Hz B. 4.5 Hz. Answer with the letter.", ["3.5 Hz", "4.5 Hz"]),
         ("Which? A)red B)blue", ["red", "blue"]),
         ("Options:\n  A. The square is red.\n  B. The square is blue.\n", ["The square is red", "The square is blue"]),
+        (
+            "Which fits?\nA. red, low or middle\nB. red, high or top\nC. no red, low or middle",
+            ["red, low or middle", "red, high or top", "no red, low or middle"],
+        ),
         ("Which colour comes first?", []),
         ("Is vitamin A. good?", []),
         ("Only one: A) red", []),
@@ -162,6 +166,15 @@ def test_option_called_both_and_option_texts_that_are_letters() -> None:
     assert parse_choice("A", swapped) == swapped[0]
 
 
+def test_option_inside_another_and_options_with_no() -> None:
+    fits = options(A="red, low or middle", B="red, high or top", C="no red, low or middle", D="no red, high or top")
+    for choice in fits:
+        assert parse_choice(choice.text, fits) == choice
+        assert parse_choice(f"The answer is: {choice.text.capitalize()}.", fits) == choice
+        assert parse_choice(f"It has {choice.text}", fits) == choice
+    assert parse_choice("no", fits) is None
+
+
 def test_equal_option_texts_are_not_told_apart_by_text() -> None:
     twice = options(A="red", B="red")
     assert parse_choice("red", twice) is None
@@ -235,3 +248,8 @@ def test_reference_outside_the_options_is_a_short_answer() -> None:
 def test_read_short_keeps_what_is_not_a_refusal() -> None:
     assert read_short("none") == "none"
     assert read_short("n/a") is None
+
+
+def test_stem_is_the_question_without_its_options() -> None:
+    assert stem("Which colour?\nA. red\nB. blue\nAnswer with the letter.") == "Which colour?"
+    assert stem("Which colour comes first?") == "Which colour comes first?"
