@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from avlm.data.sampling import frame_count, frame_size, picks
+from avlm.data.sampling import MAX_ASPECT, frame_count, frame_size, picks
 from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaLimits, MediaRef
 from avlm.errors import UserError
 
@@ -68,12 +68,18 @@ def probe(ref: MediaRef) -> MediaInfo:
     if ref.kind == "image":
         with _open_image(ref.path) as image:
             width, height = _upright_size(image)
+        _check_size(ref.path, height, width)
         return MediaInfo("image", width=width, height=height, frames=1)
     with _open(ref.path) as container:
         clip = _Clip.demux(container, ref)
-        samples = clip.silence + clip.samples
         if ref.kind == "audio":
-            return MediaInfo("audio", duration=samples / SAMPLE_RATE, has_audio=True, audio_samples=samples)
+            return MediaInfo(
+                "audio",
+                duration=clip.samples / SAMPLE_RATE,
+                has_audio=True,
+                audio_samples=clip.samples,
+                problems=tuple(clip.sound_problems()),
+            )
         times = clip.times if clip.times is not None else _decoded_times(clip)
         if not len(times):
             raise MediaError(ref.path, "no frame can be decoded")
@@ -87,9 +93,15 @@ def probe(ref: MediaRef) -> MediaInfo:
             declared_frames=clip.declared_frames,
             fps=len(times) / duration,
             duration=duration,
-            has_audio=clip.audio_stream is not None and clip.samples > 0,
-            audio_samples=samples,
+            has_audio=clip.samples > 0,
+            audio_samples=clip.silence + clip.samples,
+            problems=(*clip.picture_problems(len(times)), *clip.sound_problems()),
         )
+
+
+def _check_size(path: Path, height: int, width: int) -> None:
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise MediaError(path, f"its picture is {width} × {height} pixels: over {MAX_ASPECT} times as long as wide")
 
 
 # ---- containers
@@ -116,7 +128,7 @@ class _Clip:
 
     pts: presentation times of the frames that are shown, ascending, in the stream's unit; None when packets carry no
         usable times, and then so is `times`.
-    declared_frames: frames that the container's index promises; 0 when it has none.
+    declared_frames, declared_seconds: frames and sound that the container's index promises; 0 when it has none.
     samples, silence: 16 kHz samples of sound, and of silence before it.
     """
 
@@ -129,6 +141,7 @@ class _Clip:
     times: np.ndarray | None = None
     first_time: float = 0.0
     declared_frames: int = 0
+    declared_seconds: float = 0.0
     samples: int = 0
     silence: int = 0
 
@@ -157,6 +170,8 @@ class _Clip:
         except av.FFmpegError:
             pass  # the end of a truncated file; what was read before it is counted against what was promised
         clip._set_times("mov" in container.format.name)
+        if ref.kind == "audio" and not clip.samples:
+            raise MediaError(ref.path, "its sound track is empty")
         return clip
 
     def _set_times(self, has_index: bool) -> None:
@@ -170,10 +185,13 @@ class _Clip:
                     picture_start = self.pts[0] * base
             elif self.video_stream.start_time is not None:
                 picture_start = self.video_stream.start_time * base
-            self.declared_frames = self.video_stream.frames - self._discarded() if has_index else 0
+            if has_index:
+                self.declared_frames = self.video_stream.frames - sum(p.is_discard for p in self.video)
         if self.audio_stream is not None:
             sound_start, seconds = _sound_span(self.audio_stream, self.audio)
             self.samples = round(seconds * SAMPLE_RATE)
+            if has_index:
+                self.declared_seconds = float((self.audio_stream.duration or 0) * self.audio_stream.time_base)
         start = min(picture_start, sound_start)
         if math.isinf(start) or abs(picture_start - sound_start) < TOGETHER:
             start = picture_start if self.video_stream is not None and not math.isinf(picture_start) else sound_start
@@ -185,8 +203,19 @@ class _Clip:
         elif self.pts is not None:
             self.times = np.zeros(0)
 
-    def _discarded(self) -> int:
-        return sum(p.is_discard for p in self.video)
+    def picture_problems(self, usable: int) -> list[str]:
+        """What is wrong when `usable` frames are there."""
+        promised = max(self.declared_frames, len(self.pts or ()))
+        if usable >= promised:
+            return []
+        return [f"only {usable} of {promised} frames are usable; is the file truncated?"]
+
+    def sound_problems(self) -> list[str]:
+        """What is wrong with the sound, judged by its packets."""
+        seconds = self.samples / SAMPLE_RATE
+        if seconds >= self.declared_seconds - SLACK:
+            return []
+        return [f"only {seconds:.2f} of {self.declared_seconds:.2f} s of sound are there; is the file truncated?"]
 
     @property
     def orientation(self) -> tuple[bool, bool, bool]:
@@ -209,6 +238,7 @@ class _Clip:
             width = max(1, round(width * float(aspect)))
         if not height or not width:
             raise MediaError(self.path, "the size of its picture is unknown; the file may be damaged")
+        _check_size(self.path, height, width)
         return (width, height) if self.orientation[0] else (height, width)
 
 
@@ -274,10 +304,7 @@ def _decoded_times(clip: _Clip) -> np.ndarray:
 
 def _read_clip(clip: _Clip, limits: MediaLimits, factor: int) -> Media:
     """The chosen frames of a clip, upright and resized."""
-    try:
-        size = frame_size(*clip.size, factor, limits.min_pixels, limits.max_pixels)
-    except ValueError as error:
-        raise MediaError(clip.path, str(error)) from None
+    size = frame_size(*clip.size, factor, limits.min_pixels, limits.max_pixels)
     frames, times = None, clip.times
     if clip.pts and times is not None:
         chosen = picks(times, frame_count(_duration(clip, times), len(times), limits))
@@ -293,9 +320,7 @@ def _read_clip(clip: _Clip, limits: MediaLimits, factor: int) -> Media:
     spread = float(times_chosen[-1] - times_chosen[0])
     media = Media("video", frames=frames, times=times_chosen)
     media.seconds_per_frame = spread / (len(chosen) - 1) if spread else 1 / limits.sample_fps
-    promised = max(clip.declared_frames, len(clip.pts or ()))
-    if len(times) < promised:
-        media.problems.append(f"{len(times)} of {promised} frames can be decoded; is the file truncated?")
+    media.problems += clip.picture_problems(len(times))
     return media
 
 
@@ -332,10 +357,9 @@ def _read_sound(clip: _Clip, limits: MediaLimits, media: Media) -> np.ndarray | 
     """
     import av
 
-    if clip.audio_stream is None or not clip.samples:
-        if media.kind == "audio":
-            raise MediaError(clip.path, "its sound track is empty")
+    if not clip.samples:
         return None
+    media.problems += clip.sound_problems()
     resampler = None
     chunks = [np.zeros((1, clip.silence), dtype=np.float32)]
     total, cap = clip.silence + clip.samples, math.inf
@@ -357,7 +381,7 @@ def _read_sound(clip: _Clip, limits: MediaLimits, media: Media) -> np.ndarray | 
     if have - clip.silence == 0:
         raise MediaError(clip.path, "its sound cannot be decoded")
     if len(sound) < wanted - SLACK * SAMPLE_RATE:
-        media.problems.append(f"{len(sound) / SAMPLE_RATE:.2f} of {total / SAMPLE_RATE:.2f} s of sound can be decoded")
+        media.problems.append(f"only {len(sound) / SAMPLE_RATE:.2f} of {total / SAMPLE_RATE:.2f} s of sound are usable")
         wanted = len(sound)
     media.cut_seconds = max(0.0, (total - cap) / SAMPLE_RATE)
     out = np.zeros(int(wanted), dtype=np.float32)
@@ -398,11 +422,9 @@ def _read_image(ref: MediaRef, limits: MediaLimits, factor: int) -> Media:
             layer = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
         pixels = np.ascontiguousarray(upright.convert("RGB"))
-    try:
-        height, width = pixels.shape[:2]
-        height, width = frame_size(height, width, factor, limits.min_pixels, limits.max_pixels)
-    except ValueError as error:
-        raise MediaError(ref.path, str(error)) from None
+    height, width = pixels.shape[:2]
+    _check_size(ref.path, height, width)
+    height, width = frame_size(height, width, factor, limits.min_pixels, limits.max_pixels)
     flags = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
     frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
     small = VideoReformatter().reformat(frame, width, height, "rgb24", interpolation=flags, threads=1).to_ndarray()

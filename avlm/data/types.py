@@ -82,6 +82,8 @@ class MediaInfo:
     has_audio: bool = False
     audio_samples: int = 0
     """Samples at 16 kHz mono that the reader returns."""
+    problems: tuple[str, ...] = ()
+    """What is seen to be damaged without decoding; `Media.problems` may know more."""
 
 
 @dataclass
