@@ -23,7 +23,8 @@ from automodel import towers
 from automodel.batches import TOKENS, Batches, model_inputs
 from automodel.cpu import on_cpu
 from automodel.patches import packed_padding_mask, visual_masks
-from automodel.trainable import assert_trainable, freeze_by_component
+from automodel.patches.freeze_by_component import freeze_by_component
+from automodel.trainable import assert_trainable
 from avlm.errors import RunError
 from avlm.launch.run import STOP_FILE, Run
 from avlm.metrics import MetricsWriter
@@ -178,12 +179,12 @@ class Finetune(FinetuneRecipeForVLM):
                 shutil.rmtree(unfinished, ignore_errors=True)
             latest = folder / "LATEST"
             kept = f"the one before is intact: {latest.resolve()}" if latest.exists() else "there is none before it"
-            raise RunError(f"the checkpoint after step {step + 1} could not be written ({_root_cause(error)}); {kept}") from error
+            raise RunError(
+                f"the checkpoint after step {step + 1} could not be written ({_root_cause(error)}); {kept}"
+            ) from error
 
 
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return f"{type(error).__name__}: {error}"
-
-

@@ -10,8 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from avlm.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from automodel.loop import Finetune
+    from avlm.recipe.schema import Recipe
 
 NAME = "automodel"
 
@@ -31,15 +36,25 @@ def _log_to_file(folder: Path, rank: int) -> None:
 
 
 def train(recipe_path: str, overrides: Sequence[str] = ()) -> None:
-    """Train and export. Raises `UserError` or `RunError`."""
-    from automodel.translate import translate
-    from avlm.launch.run import prepare
+    """Load, check, train and export. Raises `UserError` or `RunError`."""
     from avlm.recipe.checks import check
     from avlm.recipe.load import load_recipe
 
     loaded = load_recipe(recipe_path, overrides)
-    recipe = loaded.recipe
-    check(recipe, loaded.places, stack=NAME)
+    check(loaded.recipe, loaded.places, stack=NAME)
+    run_recipe(loaded.recipe)
+
+
+def run_recipe(recipe: Recipe) -> Finetune:
+    """Train a checked recipe as one rank, export it when its schedule is done, and return the loop.
+
+    Raises:
+        UserError: bad data, another number of ranks than the recipe's, a checkpoint or folder of another run.
+        RunError: the run failed.
+    """
+    from automodel.translate import translate
+    from avlm.launch.run import prepare
+
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world != recipe.world_size:
         raise UserError(
@@ -64,6 +79,7 @@ def train(recipe_path: str, overrides: Sequence[str] = ()) -> None:
     checkpoint = latest(run.folder)
     if rank == 0 and checkpoint is not None and steps_done(checkpoint) >= run.steps:
         print(f"exported to {export(run)}", flush=True)
+    return finetune
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -46,7 +46,9 @@ class MetricsWriter:
         self._interval = recipe.logging.interval
         for name in (TRAIN_FILE, VALIDATION_FILE):
             _rewind(self._folder / name, step)
-        self._files = {name: (self._folder / name).open("a", encoding="utf-8") for name in (TRAIN_FILE, VALIDATION_FILE)}
+        self._files = {
+            name: (self._folder / name).open("a", encoding="utf-8") for name in (TRAIN_FILE, VALIDATION_FILE)
+        }
         self._tensorboard = self._open_tensorboard(step) if recipe.logging.tensorboard else None
         self._wandb = self._open_wandb(recipe) if recipe.logging.wandb != "disabled" else None
 
@@ -60,7 +62,10 @@ class MetricsWriter:
 
         mode = recipe.logging.wandb
         if mode == "online" and not wandb.api.api_key:
-            print("W&B: no key found (`wandb login` stores one), so this run is recorded offline under wandb/.", flush=True)
+            print(
+                "W&B: no key found (`wandb login` stores one), so this run is recorded offline under wandb/.",
+                flush=True,
+            )
             mode = "offline"
         id_file = self._folder / "wandb_id"
         run_id = id_file.read_text(encoding="utf-8") if id_file.is_file() else wandb.util.generate_id()

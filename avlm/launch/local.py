@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from avlm.errors import UserError
 from avlm.launch.run import STOP_FILE
 from avlm.recipe.schema import Recipe
 
@@ -38,3 +39,29 @@ def launch(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
             print("\nstopping after this step with a checkpoint; Ctrl-C again stops now", flush=True)
         else:
             return code if code in (0, 2) else 1
+
+
+def train_locally(recipe_path: str, overrides: Sequence[str], stack: str) -> int:
+    """Check everything that training will need, then train on this machine. Returns the exit code.
+
+    Raises:
+        UserError: bad recipe or data; nothing has been started or written.
+    """
+    from avlm.launch.run import prepare
+    from avlm.recipe.checks import check
+    from avlm.recipe.load import load_recipe
+    from avlm.stacks import get_stack
+
+    loaded = load_recipe(recipe_path, overrides)
+    chosen = get_stack(stack)
+    check(loaded.recipe, loaded.places, stack=chosen.name)
+    if loaded.recipe.parallel.nodes > 1:
+        raise UserError(
+            f"parallel.nodes is {loaded.recipe.parallel.nodes}: `avlm train` starts ranks on this machine only; start "
+            f"`python -m {chosen.train_module}` on every node with torchrun or srun, or set parallel.nodes=1"
+        )
+    run = prepare(loaded.recipe, stack=chosen.name, main=False)
+    print(
+        f"{loaded.recipe.name}: {len(run.rows)} rows, {run.steps} steps, stack {chosen.name}; log in {run.folder / 'logs'}"
+    )
+    return launch(loaded.recipe, chosen.train_module, [recipe_path, *overrides])

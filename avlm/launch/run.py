@@ -6,38 +6,30 @@ Every stack and every rank calls `prepare` and gets the same answer; only the ma
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from avlm.data.types import MediaInfo, MediaKind, MediaRef, Row
+from avlm.data.types import MediaKind, Row
 from avlm.errors import UserError
-from avlm.recipe.schema import Recipe, StackName
+from avlm.recipe.schema import Data, Recipe, StackName
+from avlm.utils.files import write_atomic
 
 if TYPE_CHECKING:
     from avlm.data.loader import Loader
+    from avlm.data.packing import Skipped
     from avlm.data.processing import Processor
 
 STOP_FILE = "stop"
 RECIPE_FILE = "recipe.yaml"
 SKIPPED_FILE = "skipped.jsonl"
 VERSIONS_FILE = "versions.json"
+LENGTHS_FILE = "lengths.json"
 
 # A resumed run may differ from the first attempt in these, and in nothing else.
 _MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory", "data.workers", "data.validation")
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A row that is left out, and why."""
-
-    id: str
-    source: str
-    line: int
-    reason: str
 
 
 @dataclass
@@ -67,7 +59,13 @@ class Run:
         return frozenset(kinds)
 
     def loader(
-        self, *, training: bool, dp_rank: int, dp_size: int, collate_rows: Callable[..., Any], collate_packs: Callable[..., Any]
+        self,
+        *,
+        training: bool,
+        dp_rank: int,
+        dp_size: int,
+        collate_rows: Callable[..., Any],
+        collate_packs: Callable[..., Any],
     ) -> Loader:
         """Micro-batches of one data-parallel rank.
 
@@ -109,6 +107,7 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     Raises:
         UserError: missing or bad data, a checkpoint of another model, a run folder of another run.
     """
+    from avlm.data.packing import pack
     from avlm.data.processing import load_processor
     from avlm.data.rows import read_rows
     from avlm.recipe.horizon import horizon
@@ -119,37 +118,15 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     rows = _sampled(read_rows(data.train, data.video_root), data.sample_ratio, recipe.seed)
     validation = read_rows(data.validation, data.video_root) if data.validation else []
     processor = load_processor(recipe)
-    probe = _Probe()
-    kept, lengths, skipped = _within_length(rows, processor, probe, recipe)
-    validation, _, skipped_validation = _within_length(validation, processor, probe, recipe)
-    skipped += skipped_validation
-    if not kept:
-        raise UserError(f"data.train: no row is left after {len(skipped)} were skipped: {skipped[0].reason}")
-    packs = None
-    if data.packing.enabled:
-        from avlm.data.packing import pack
-
-        packs = pack(lengths, data.packing.pack_size)
-    items = len(kept) if packs is None else len(packs)
+    rows, lengths, skipped = _fitting(rows, processor, data)
+    validation, _, skipped_validation = _fitting(validation, processor, data)
+    packs = pack(lengths, data.packing.pack_size) if data.packing.enabled else None
+    items = len(rows if packs is None else packs)
     steps = horizon(recipe, -(-items // recipe.batch.global_batch_size))
-    run = Run(recipe, folder, kept, validation, lengths, packs, skipped, processor, steps)
+    run = Run(recipe, folder, rows, validation, lengths, packs, skipped + skipped_validation, processor, steps)
     if main:
         _write_folder(run, stack)
     return run
-
-
-class _Probe:
-    """`probe` of each file once."""
-
-    def __init__(self) -> None:
-        self._known: dict[MediaRef, MediaInfo] = {}
-
-    def __call__(self, ref: MediaRef) -> MediaInfo:
-        from avlm.data.media import probe
-
-        if ref not in self._known:
-            self._known[ref] = probe(ref)
-        return self._known[ref]
 
 
 def _sampled(rows: list[Row], ratio: float, seed: int) -> list[Row]:
@@ -161,28 +138,16 @@ def _sampled(rows: list[Row], ratio: float, seed: int) -> list[Row]:
     return [rows[index] for index in sorted(epoch_order(len(rows), seed, 0, True)[:keep])]
 
 
-def _within_length(
-    rows: list[Row], processor: Processor, probe: Callable[[MediaRef], MediaInfo], recipe: Recipe
-) -> tuple[list[Row], list[int], list[Skipped]]:
+def _fitting(rows: list[Row], processor: Processor, data: Data) -> tuple[list[Row], list[int], list[Skipped]]:
     """Rows of at most `sequence_length` tokens with their lengths, and the others by `data.too_long`."""
-    limit = recipe.data.sequence_length
-    kept, lengths, skipped = [], [], []
-    for row in rows:
-        length = processor.count(row, [probe(ref) for ref in row.media])
-        if length <= limit:
-            kept.append(row)
-            lengths.append(length)
-        else:
-            skipped.append(Skipped(row.id, row.source, row.line, f"{length} tokens, data.sequence_length is {limit}"))
-    if skipped and recipe.data.too_long == "error":
-        first = skipped[0]
-        raise UserError(
-            f"{first.source}:{first.line}: row {first.id!r} has {first.reason}"
-            + (f" ({len(skipped)} rows are too long)" if len(skipped) > 1 else "")
-            + "; raise data.sequence_length, lower data.max_video_frames or data.video_max_pixels, or set "
-            "data.too_long=report to leave such rows out and list them"
-        )
-    return kept, lengths, skipped
+    from avlm.data.packing import fitting
+    from avlm.data.processing import measure_rows
+
+    if not rows:
+        return [], [], []
+    counts = measure_rows(rows, processor)
+    kept, skipped = fitting(rows, counts, data.sequence_length, data.too_long)
+    return [rows[index] for index in kept], [counts[index].total for index in kept], skipped
 
 
 def _refuse_other_run(recipe: Recipe, stack: StackName, folder: Path) -> None:
@@ -216,21 +181,14 @@ def _differences(old: Any, new: Any, prefix: str) -> list[tuple[str, Any, Any]]:
     return [] if old == new else [(prefix, old, new)]
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def _write_folder(run: Run, stack: StackName) -> None:
     from avlm.recipe.load import save_resolved
 
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / STOP_FILE).unlink(missing_ok=True)
     save_resolved(run.recipe, run.folder / RECIPE_FILE)
-    lines = [json.dumps({"id": s.id, "source": s.source, "line": s.line, "reason": s.reason}) + "\n" for s in run.skipped]
-    write_atomic(run.folder / SKIPPED_FILE, "".join(lines))
+    write_atomic(run.folder / SKIPPED_FILE, "".join(json.dumps(s.as_dict()) + "\n" for s in run.skipped))
+    write_atomic(run.folder / LENGTHS_FILE, json.dumps(run.lengths) + "\n")
     write_atomic(run.folder / VERSIONS_FILE, json.dumps({"stack": stack, **_versions()}, indent=2) + "\n")
     if run.skipped:
         print(f"{len(run.skipped)} rows are left out: see {run.folder / SKIPPED_FILE}", flush=True)
