@@ -113,7 +113,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (UserError, RunError) as error:
         if options.debug:
             raise
-        typer.secho(f"error: {error}", fg="red", err=True)
+        typer.secho(f"Error: {error}", fg="red", err=True)
         return error.exit_code
     return 0
 
