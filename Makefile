@@ -23,7 +23,7 @@ lint: env ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 types: env ## mypy
-	@$(BIN)/mypy avlm automodel
+	@$(BIN)/mypy avlm automodel tools
 
 contracts: env ## import-linter: which package may import which
 	@$(BIN)/lint-imports

@@ -4,9 +4,9 @@
     .venv/bin/python tools/lock.py --upgrade    # newest versions that fit
     .venv/bin/python tools/lock.py --check      # write nothing; exit 1 when a file is not what its inputs give
 
-core.txt comes from [project] dependencies, dev.txt from the group `dev`, extra-NAME.txt from the extra NAME. An extra is
-resolved with the pins of the core held, and its file lists only what it adds. The files hold `name==version` lines and no
-addresses, so that any mirror serves them.
+core.txt comes from [project] dependencies, dev.txt from the group `dev`, extra-NAME.txt from the extra NAME. An extra
+is resolved with the pins of the core held, and its file lists only what it adds. The files hold `name==version` lines
+and no addresses, so that any mirror serves them.
 """
 
 from __future__ import annotations

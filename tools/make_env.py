@@ -227,9 +227,9 @@ def make(venv: Path, extras: Sequence[str], python: Path | None = None, root: Pa
     installing.write_text(json.dumps({"extras": sorted(extras)}), encoding="utf-8")
     stamp.unlink(missing_ok=True)
     say(f"installing {len(pins(files))} pinned packages")
-    target = ["--python", venv / "bin" / "python", "--no-deps"]
+    target: list[str | Path] = ["--python", venv / "bin" / "python", "--no-deps"]
     # --no-deps: the locks were resolved with overrides ([tool.uv] in pyproject.toml) that a plain resolve contradicts.
-    install = [uv, "pip", "install", "--quiet", *target, "--python-platform", PLATFORM]
+    install: list[str | Path] = [uv, "pip", "install", "--quiet", *target, "--python-platform", PLATFORM]
     core, added = files[:2], files[2:]
     run([*install, *_flags("-r", core)])
     if added:

@@ -103,7 +103,7 @@ def _pins(lock: Path) -> dict[str, str]:
 
 
 def _installed() -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.name.lower().replace("_", "-").replace(".", "-")
         found.setdefault(name, distribution.version)  # the first on sys.path is the one that is imported
@@ -232,13 +232,17 @@ def memory() -> Check:
     """Cores and memory that this process may use."""
     import os
 
-    import psutil
-
-    machine = psutil.virtual_memory()
+    total, free = machine_memory()
     limit, used = container_memory()
-    total = min(machine.total, limit or machine.total)
-    free = min(machine.available, total - used)
+    total = min(total, limit or total)
+    free = min(free, total - used)
     return judge_memory(len(os.sched_getaffinity(0)), total, free)
+
+
+def machine_memory(file: Path = Path("/proc/meminfo")) -> tuple[int, int]:
+    """Memory of the machine and what of it is available, in bytes."""
+    kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in file.read_text().splitlines())}
+    return kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
 
 
 def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
