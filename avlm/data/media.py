@@ -283,7 +283,8 @@ def _decode(stream: Any, packets: list[Any]) -> Iterator[Any]:
     import av
 
     context = stream.codec_context
-    context.thread_count = 1
+    if not context.is_open:
+        context.thread_count = 1
     for packet in (*packets, None):
         try:
             yield from context.decode(packet)
@@ -307,7 +308,7 @@ def _read_clip(clip: _Clip, limits: MediaLimits, factor: int) -> Media:
     size = frame_size(*clip.size, factor, limits.min_pixels, limits.max_pixels)
     frames, times = None, clip.times
     if clip.pts and times is not None:
-        chosen = picks(times, frame_count(_duration(clip, times), len(times), limits))
+        chosen = picks(clip.pts, frame_count(_duration(clip, times), len(times), limits))
         frames = _take(clip, [clip.pts[i] for i in chosen], lambda _, frame: frame.pts, size)
     if frames is None:  # no times in the packets, or a chosen frame cannot be decoded: choose among those that can
         times = _decoded_times(clip)
