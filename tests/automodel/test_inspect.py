@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ QWEN = ("qwen3_omni_moe", "Qwen/Qwen3-Omni-30B-A3B-Instruct")
 NEMOTRON = ("nemotron_3_nano_omni", "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16")
 
 
-def recipe(model: tuple[str, str], **fields: Any) -> Recipe:
+def recipe(model: tuple[str, str], /, **fields: Any) -> Recipe:
     return Recipe.model_validate(
         {
             "name": "count",
@@ -134,14 +135,25 @@ def nemotron_adapters(rank: int) -> int:
     return rank * ends
 
 
-@pytest.fixture(scope="module")
-def qwen() -> Inspection:
-    return inspect_recipe(recipe(QWEN))
+def peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB
 
 
 @pytest.fixture(scope="module")
-def nemotron() -> Inspection:
-    return inspect_recipe(recipe(NEMOTRON))
+def both() -> tuple[Inspection, Inspection, float]:
+    """The SFT counts of the two models, and by how much they raised the process's peak memory (GiB)."""
+    before = peak_gib()
+    return inspect_recipe(recipe(QWEN)), inspect_recipe(recipe(NEMOTRON)), peak_gib() - before
+
+
+@pytest.fixture(scope="module")
+def qwen(both: tuple[Inspection, Inspection, float]) -> Inspection:
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def nemotron(both: tuple[Inspection, Inspection, float]) -> Inspection:
+    return both[1]
 
 
 def test_qwen_parameters(qwen: Inspection) -> None:
@@ -201,8 +213,31 @@ def test_ranks_share_the_model(qwen: Inspection, nemotron: Inspection) -> None:
         assert language_model.rank_bytes == pytest.approx(2 * language_model.rank_parameters, rel=1e-4)  # bfloat16
 
 
-def test_memory_stays_small(qwen: Inspection, nemotron: Inspection) -> None:
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 * 2**20  # KiB
+def test_memory_stays_small(both: tuple[Inspection, Inspection, float]) -> None:
+    assert both[2] < 3
+
+
+def test_directory_of_a_checkpoint(tmp_path: Path) -> None:
+    from transformers import Qwen3OmniMoeConfig
+
+    text = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    text |= {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "vocab_size": 32}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    audio = {"encoder_layers": 1, "d_model": 16, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "output_dim": 16}
+    thinker = {"text_config": text, "vision_config": vision, "audio_config": audio}
+    Qwen3OmniMoeConfig(thinker_config=thinker).save_pretrained(tmp_path)
+    parallel = {"devices_per_node": 2, "ep": 2}
+    result = inspect_recipe(recipe((QWEN[0], str(tmp_path)), parallel=parallel))
+    attention = 2 * 16 * 16 + 2 * 16 * 8 + 2 * 8
+    layer = attention + 2 * 3 * 16 * 8 + 2 * 16 + 2 * 16
+    assert result.rows[-1].parameters == layer + 2 * 32 * 16 + 16
+    assert result.source == str(tmp_path / "config.json")
 
 
 def test_one_rank_holds_everything() -> None:
