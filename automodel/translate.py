@@ -34,7 +34,7 @@ def _same(path: str) -> Callable[[Recipe], Any]:
 
 
 def _fixed(value: Any) -> Callable[[Recipe], Any]:
-    return lambda recipe: copy.deepcopy(value)
+    return lambda recipe: value
 
 
 def _on_cpu(recipe: Recipe) -> bool:
@@ -260,9 +260,10 @@ def native_problems(recipe: Recipe) -> dict[str, str]:
     for key in flatten(recipe.automodel):
         entry = entries.get(key)
         if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.4)
+            longer = sorted(k for k in known if k.startswith(key))
+            near = longer or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.4)
             nearest = f"; the nearest is {near[0]}" if near else ""
             problems[key] = f"AutoModel reads no key {key}{nearest}"
         elif entry is not None and not entry.replaceable:
-            problems[key] = f"{key} is what {' and '.join(entry.fields)} say; change it there"
+            problems[key] = f"{key} comes from {' and '.join(entry.fields)}; change it there"
     return problems

@@ -5,6 +5,7 @@ A stack lives in a folder of its own and is imported when it is asked for; `avlm
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def build(entries: Iterable[Native], recipe: Recipe) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for entry in entries:
         if entry.when(recipe):
-            set_dotted(config, entry.key, entry.value(recipe))
+            set_dotted(config, entry.key, copy.deepcopy(entry.value(recipe)))
     return config
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from avlm.recipe import yaml12
 from avlm.recipe.fields import SchemaField, describe, keys_of, schema_fields
 from avlm.recipe.schema import Recipe
 from avlm.recipe.yaml12 import Node
+from avlm.utils.files import write_atomic
 
 COMMAND_LINE = Place("command line")
 """Place of a value that was given as an override."""
@@ -98,7 +97,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
-        problems += _schema_problems(error.errors(), raw, places, found)
+        problems += _schema_problems(error.errors(), raw, places, found, problems)
     if problems:
         raise UserError(_message(found, problems))
     return Loaded(recipe, places, raw, found)
@@ -106,20 +105,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
 
 def save_resolved(recipe: Recipe, path: Path) -> None:
     """Writes the whole recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe. Atomic."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(yaml12.dump(recipe.model_dump()))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    write_atomic(path, yaml12.dump(recipe.model_dump()))
 
 
 def recipe_roots() -> list[Path]:
@@ -153,8 +139,9 @@ def find_recipe(name: str) -> str:
             if path.is_file():
                 return _short(path)
     known = list(shipped_recipes())
-    near = difflib.get_close_matches(name.removesuffix(".yaml"), known, n=3, cutoff=0.4) or known
-    raise UserError(f"{name}: there is no such recipe; give a YAML file or one of {', '.join(near) or 'none here'}")
+    near = difflib.get_close_matches(name.removesuffix(".yaml"), known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`avlm recipe list` shows those that ship"
+    raise UserError(f"{name}: there is no such recipe file or short name; {hint}")
 
 
 def _short(path: Path) -> str:
@@ -272,10 +259,18 @@ def _unknown(path: str) -> str:
 
 
 def _schema_problems(
-    errors: Sequence[ErrorDetails], raw: Mapping[str, Any], places: Mapping[str, Place], path: str
+    errors: Sequence[ErrorDetails],
+    raw: Mapping[str, Any],
+    places: Mapping[str, Place],
+    path: str,
+    earlier: Sequence[str],
 ) -> list[str]:
-    """Pydantic's errors in our words, in the order of the file."""
-    fields = schema_fields()
+    """Pydantic's errors in our words, in the order of the file.
+
+    What follows from problems found `earlier` is left out: fields missing because a base could not be read, and nulls
+    that stand for values that could not be read.
+    """
+    fields, broken = schema_fields(), {problem.partition(": ")[0] for problem in earlier}
     found: dict[tuple[str, int, str], str] = {}
     for error in errors:
         names = [str(part) for part in error["loc"]]
@@ -286,10 +281,14 @@ def _schema_problems(
             field, dotted = _field_of(names, fields, places)
             place = places.get(dotted) or _nearest_place(dotted, places) or Place(path)
             if error["type"] == "missing":
+                if any("base:" in problem for problem in earlier):
+                    continue
                 text = f"{dotted} is missing; it takes {_needs(field)}"
             else:
                 value = error["input"] if dotted in places else None
                 value = _value_at(raw, dotted, value)
+                if value is None and str(place) in broken:
+                    continue
                 takes = field.type if dotted == field.path else describe(get_args(field.annotation)[0])
                 hint = _hint(field, value) if dotted == field.path else ""
                 text = f"{dotted}: {_shown(value)} is wrong; it takes {takes}{hint}"
