@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -118,6 +119,12 @@ def test_adapted_module() -> None:
     assert adapted_module("a.q_proj.lora_A.default.weight") == "a.q_proj"
     assert adapted_module("a.experts.lora_gate_and_up_A") == "a.experts"
     assert adapted_module("a.q_proj.weight") is None
+
+
+def test_a_loose_pattern_stays_in_the_language_model() -> None:
+    loose = replace(QWEN, lora_targets={"attention": (r".*\.q_proj",)})
+    names = ["audio_tower.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj", "talker.model.q_proj"]
+    assert select_lora_modules(names, loose, ["attention"]) == {"attention": [names[1]]}
 
 
 def test_nemotron_layers_are_told_apart_by_their_linear_layers() -> None:
