@@ -246,15 +246,16 @@ def write_clip(path: Path, frames: np.ndarray, sound: np.ndarray, fps: int) -> N
 
 def _verify(path: Path, clip: Clip) -> None:
     """Read the clip as training does, and look for what was planned. Raises `RunError`."""
-    from avlm.data.media import read_media
+    from avlm.data.media import probe, read_media
 
+    info = probe(MediaRef("video", path, clip.file))
     limits = MediaLimits(clip.frames, clip.fps, 32 * 32, 96 * 96, audio_in_video=True)
     media = read_media(MediaRef("video", path, clip.file), limits, factor=16, strict=True)
     frames, sound = media.frames, media.audio
     assert frames is not None
     wrong = []
-    if len(frames) != clip.frames:
-        wrong.append(f"{len(frames)} frames instead of {clip.frames}")
+    if (info.frames, info.duration, len(frames)) != (clip.frames, clip.seconds, clip.frames):
+        wrong.append(f"{info.frames} frames, {info.duration} s instead of {clip.frames} frames, {clip.seconds} s")
     if sound is None or len(sound) != round(clip.seconds * SAMPLE_RATE):
         wrong.append(f"{0 if sound is None else len(sound)} samples instead of {round(clip.seconds * SAMPLE_RATE)}")
     else:

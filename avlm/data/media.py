@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,11 +269,12 @@ def _skipped(packet: Any) -> tuple[int, int]:
 def _duration(clip: _Clip, times: np.ndarray) -> float:
     """Seconds from the first frame's start to the last one's end."""
     rate = clip.video_stream.average_rate or clip.video_stream.guessed_rate
-    last = 1.0 / float(rate) if rate else 0.0
-    if clip.pts:
-        final = max((p for p in clip.video if not p.is_discard), key=lambda p: p.pts)
-        last = float((final.duration or 0) * clip.video_stream.time_base) or last
-    return float(times[-1] - times[0]) + last or 1.0
+    last = 1 / Fraction(rate) if rate else Fraction(1, 25)
+    if not clip.pts:
+        return float(times[-1] - times[0]) + float(last)
+    base = Fraction(clip.video_stream.time_base)
+    final = max((p for p in clip.video if not p.is_discard), key=lambda p: p.pts)
+    return float((clip.pts[-1] - clip.pts[0]) * base + ((final.duration or 0) * base or last))
 
 
 # ---- picture
