@@ -12,7 +12,9 @@ import argparse
 import contextlib
 import importlib
 import json
+import logging
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -249,10 +251,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--world-size", type=int, default=None, help="ranks to shard over (default: the recipe's)")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     options = parser.parse_args(arguments)
+    from avlm.recipe.checks import check
     from avlm.recipe.load import load_recipe
 
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # upstream's remarks on missing kernels
     try:
-        result = inspect_recipe(load_recipe(Path(options.recipe), options.overrides).recipe, options.world_size)
+        loaded = load_recipe(options.recipe, options.overrides)
+        check(loaded.recipe, loaded.places, stack="automodel")
+        result = inspect_recipe(loaded.recipe, options.world_size)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -13,6 +13,7 @@ from automodel import inspect as inspection
 from automodel.inspect import Inspection, inspect_recipe, render
 from avlm.errors import UserError
 from avlm.models.architecture import known_architecture
+from avlm.recipe.load import load_recipe
 from avlm.recipe.schema import Recipe
 
 QWEN = ("qwen3_omni_moe", "Qwen/Qwen3-Omni-30B-A3B-Instruct")
@@ -261,29 +262,38 @@ def test_bad_input(fields: dict[str, Any], message: str) -> None:
         inspect_recipe(recipe(QWEN, **fields))
 
 
+SHIPPED = sorted(Path(__file__).parents[2].glob("recipes/*_30b_a3b/*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_shipped_recipes(path: Path) -> None:
+    shipped = load_recipe(str(path)).recipe
+    result = inspect_recipe(shipped)
+    sizes = qwen_sizes() if shipped.model.family == QWEN[0] else nemotron_sizes()
+    if shipped.method.lora is None:
+        assert result.total.parameters == sum(sizes.values())
+        assert 0.90 <= result.total.trainable / result.total.parameters <= 0.97
+    else:
+        assert result.total.parameters == sum(sizes.values()) + result.total.trainable
+        assert result.total.trainable < 1e8
+    assert result.world_size == shipped.world_size
+
+
 def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], qwen: Inspection) -> None:
-    from types import SimpleNamespace
-
-    from avlm.recipe import load
-
-    monkeypatch.setattr(load, "load_recipe", lambda path, overrides=(): SimpleNamespace(recipe=recipe(QWEN)))
     monkeypatch.setattr(inspection, "inspect_recipe", lambda wanted, ranks: qwen)
-    inspection.main(["r.yaml", "--world-size", "8"])
+    monkeypatch.setattr(inspection.logging, "disable", lambda level: None)
+    path = next(str(path) for path in SHIPPED if path.stem == "sft")
+    inspection.main([path, "--world-size", "8"])
     assert "30,532,122,624" in capsys.readouterr().out
-    inspection.main(["r.yaml", "--json"])
+    inspection.main([path, "--json"])
     assert json.loads(capsys.readouterr().out)["total"]["parameters"] == qwen.total.parameters
 
 
 def test_command_line_ends_with_2_on_bad_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from avlm.recipe import load
-
-    def fail(*_: Any) -> None:
-        raise UserError("r.yaml:3: no")
-
-    monkeypatch.setattr(load, "load_recipe", fail)
+    monkeypatch.setattr(inspection.logging, "disable", lambda level: None)
     with pytest.raises(SystemExit) as stop:
-        inspection.main(["r.yaml"])
+        inspection.main(["no/such/recipe.yaml"])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: r.yaml:3: no\n"
+    assert capsys.readouterr().err.startswith("error: no/such/recipe.yaml")
