@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,3 +217,27 @@ def test_shell_holds_no_logic() -> None:
     for path in tracked():
         if path.suffix == ".sh":
             assert len(path.read_text(encoding="utf-8").splitlines()) <= 40, path
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("avlm/recipe/schema.py", "import avlm.commands"),
+        ("avlm/data/types.py", "import avlm.launch"),
+        ("avlm/launch/doctor.py", "import automodel.translate"),
+        ("avlm/models/base.py", "def f():\n    import nemo_automodel"),
+        ("automodel/translate.py", "def f():\n    import torch"),
+        ("automodel/train.py", "import avlm.cli"),
+    ],
+)
+def test_import_contracts_catch(file: str, line: str, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with open(tmp_path / file, "a", encoding="utf-8") as module:
+        module.write(f"\n{line}\n")
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = result.stdout + result.stderr
+    assert result.returncode == 1 and "BROKEN" in said, said
+    assert f"-> {line.split()[-1]} (l." in said, said
