@@ -18,7 +18,17 @@ app = typer.Typer(no_args_is_help=True)
 _WIDE = 120
 """Columns of a terminal from which the list has room for model and description."""
 
-RecipeArgument = Annotated[str, typer.Argument(help="Recipe file, or a short name such as tiny_omni/sft.")]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Short names that begin with what was typed, for shell completion."""
+    from avlm.recipe.load import shipped_recipes
+
+    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(help="Recipe file, or a short name such as tiny_omni/sft.", autocompletion=complete_recipe)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE, e.g. optimizer.lr=1e-5.")]
 StackOption = Annotated[str, typer.Option("--stack", help="Training stack: automodel, megatron_bridge, zero_offload.")]
 
@@ -96,7 +106,12 @@ def show(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 @app.command()
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Recipe files or short names, then KEY=VALUE for all of them.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(
+            help="Recipe files or short names, then KEY=VALUE for all of them.", autocompletion=complete_recipe
+        ),
+    ],
     stack: StackOption = "automodel",
 ) -> None:
     """Check recipes: keys, types and the rules across fields. Exit 0 when all are good, 2 otherwise."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from avlm.cli import run
+from avlm.commands.recipe import complete_recipe
 from avlm.recipe.load import load_recipe, shipped_recipes
 from tests.avlm.recipe.conftest import MINIMAL
 
@@ -25,6 +26,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         return name
 
     return write_file
+
+
+def test_completion() -> None:
+    assert complete_recipe("tiny_omni/s") == ["tiny_omni/sft"]
+    assert set(complete_recipe("")) == set(shipped_recipes())
 
 
 def test_list(capsys: Output) -> None:
