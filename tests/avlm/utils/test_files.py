@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from avlm.errors import RunError
 from avlm.utils.files import write_atomic
 
 
@@ -26,3 +27,17 @@ def test_failed_write_leaves_the_earlier_file(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomic(path, "second \ud800")
     assert path.read_text() == "first" and os.listdir(tmp_path) == ["b.txt"]
+
+
+def test_what_cannot_be_written_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match=r"file/b\.txt: could not be written: (Not a directory|File exists)"):
+        write_atomic(tmp_path / "file" / "b.txt", "x")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_atomic(tmp_path / "file", "y")
+    assert (tmp_path / "file").read_text() == "x" and os.listdir(tmp_path) == ["file"]
