@@ -250,7 +250,9 @@ def _sound_span(stream: Any, packets: list[Any]) -> tuple[float, float]:
         return math.inf, 0.0
     base = float(stream.time_base)
     durations = [p.duration or 0 for p in kept]
-    head, tail = _skipped(kept[0])[0] / stream.rate, 0.0
+    early = packets[: packets.index(kept[0])]  # dropped whole, on account of the samples to drop
+    head = sum(_skipped(p)[0] for p in (*early, kept[0])) / stream.rate - sum(p.duration or 0 for p in early) * base
+    head, tail = max(0.0, head), 0.0
     if durations[-1] == max(durations):  # else the container has cut the last packet already
         tail = _skipped(kept[-1])[1] / stream.rate
     start = kept[0].pts * base + head

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from avlm.data import demo
 from avlm.data.demo import (
     CLASSES,
     DESIGN,
@@ -183,3 +184,12 @@ def test_a_wrong_clip_is_noticed(tmp_path: Path, fault: str) -> None:
     else:
         with pytest.raises(RunError, match=r"clips/0001.mp4 does not read back"):
             _verify(path, clip)
+
+
+def test_every_clip_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = plan_clips(0, 1, 0)["train"][0]
+    (tmp_path / "clips").mkdir()
+    demo._make_clip(tmp_path, 0, clip)
+    monkeypatch.setattr(demo, "write_clip", lambda path, frames, *rest: write_clip(path, frames[:-1], *rest))
+    with pytest.raises(RunError, match="does not read back"):
+        demo._make_clip(tmp_path, 0, clip)

@@ -166,6 +166,19 @@ def test_sound_that_starts_late_is_kept_in_step_with_the_picture(tmp_path: Path)
     assert probe(ref(path)).audio_samples == len(sound(media))
 
 
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov"])
+def test_edit_list_hides_sound(tmp_path: Path, name: str) -> None:
+    """The first half second is cut away, in the middle of an AAC frame."""
+    wave = tone(2, 16_000)
+    wave[:, :8_000] = tone(0.5, 16_000, 3000.0)
+    path = write(tmp_path / name, greys(15), wave, sound_start=-8_000,
+                 options={"use_editlist": "1", "avoid_negative_ts": "disabled"})  # fmt: skip
+    samples = sound(read(path))
+    assert len(samples) == 24_000 == probe(ref(path)).audio_samples
+    assert pitch(samples[:1_600]) == pytest.approx(440, abs=10)
+    assert np.abs(samples[-200:]).max() > 0.2, "filled up with silence"
+
+
 # ---- damage
 
 
