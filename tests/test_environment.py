@@ -200,13 +200,15 @@ def test_other_platforms_are_refused(checkout: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.resolve
 @pytest.mark.slow
 def test_setup_from_nothing_and_again(tmp_path: Path) -> None:
-    """A checkout with two small pins: made, found current, repaired, and begun again after an interruption."""
+    """A checkout with a few small pins: made, found current, repaired, and begun again after an interruption."""
     for name in ("pyproject.toml", "LICENSE", "avlm/__init__.py", "automodel/__init__.py", "tools/make_env.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "avlm" / "cli.py").write_text("def main():\n    print('it runs')\n")
     (tmp_path / "requirements").mkdir()
     pins = [line for line in lock.read(REQUIREMENTS / "core.txt") if line.startswith(("setuptools==", "six=="))]
+    pins.append("urllib3==2.0.7")  # older than what the override in pyproject.toml would take
+    assert "urllib3>=2" in PROJECT["tool"]["uv"]["override-dependencies"]
     (tmp_path / "requirements" / "core.txt").write_text("\n".join(pins))
     uv = next(line for line in lock.read(REQUIREMENTS / "dev.txt") if line.startswith("uv=="))
     (tmp_path / "requirements" / "dev.txt").write_text(uv)

@@ -200,8 +200,11 @@ def say(text: str) -> None:
 
 
 def run(command: Sequence[str | Path]) -> None:
-    """Runs a step. Raises `SetupError` when it fails."""
-    result = subprocess.run([str(c) for c in command])
+    """Runs a step. Raises `SetupError` when it fails.
+
+    It runs outside the checkout, where uv does not see the overrides in pyproject.toml: they would replace pins.
+    """
+    result = subprocess.run([str(c) for c in command], cwd="/")
     if result.returncode:
         raise SetupError(f"`{' '.join(str(c) for c in command)}` failed with exit code {result.returncode}")
 
