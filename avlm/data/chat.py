@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from avlm.data.labels import Messages, Piece, has_generation_markers, pieces_of_spans, supervised_pieces
+from avlm.data.labels import (
+    Messages,
+    Piece,
+    generation_prompt,
+    has_generation_markers,
+    pieces_of_spans,
+    supervised_pieces,
+)
 from avlm.data.rows import where
 from avlm.data.types import Row, Text
 from avlm.errors import UserError
@@ -14,6 +22,9 @@ from avlm.errors import UserError
 
 class ChatTemplate:
     """Renders rows with a Jinja chat template, as `apply_chat_template` of transformers does.
+
+    Every turn is given as a list of items where the template takes lists, also when it is text alone: templates that
+    tell the two apart (Qwen3-Omni's does, for reasoning) would render text rows in another form than media rows.
 
     template: Jinja source. special_tokens: names the template may use (`eos_token`, …). end_of_turn: texts of the
     tokens that end a turn. control_tokens: texts that the tokenizer turns into one special token each; a row may not
@@ -37,14 +48,17 @@ class ChatTemplate:
     def pieces(self, row: Row) -> list[Piece]:
         """The whole conversation with its answers, cut into supervised and other pieces."""
         messages = self._messages(row)
-        if not self._marked:
-            return supervised_pieces(messages, self.render, self.end_of_turn)
-        text, spans = self._render(messages, marks=True)
-        return pieces_of_spans(text, spans, self.end_of_turn)
+        if self._marked:
+            text, spans = self._render(messages, marks=True)
+            pieces = pieces_of_spans(text, spans, self.end_of_turn)
+        else:
+            pieces = supervised_pieces(messages, self.render, self.end_of_turn)
+        self._check_answers(row, [piece.text for piece in pieces if piece.supervised])
+        return pieces
 
     def prompt(self, row: Row) -> str:
         """The conversation up to the header of its last assistant turn: what generation starts from."""
-        return self.render(self._messages(row)[:-1], True)
+        return generation_prompt(self._messages(row)[:-1], self.render)
 
     def render(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Text of `messages`; `add_generation_prompt` appends the header of an assistant turn."""
@@ -78,9 +92,32 @@ class ChatTemplate:
                     items.append({"type": "text", "text": part.text})
                 else:
                     items.append({"type": part.kind, part.kind: part.name})
-            plain = len(items) == 1 and items[0]["type"] == "text"
-            messages.append({"role": turn.role, "content": items[0]["text"] if plain else items})
+            text_only = all(item["type"] == "text" for item in items)
+            as_string = text_only and not self._takes_lists
+            content = "".join(item["text"] for item in items) if as_string else items
+            messages.append({"role": turn.role, "content": content})
         return messages
+
+    @cached_property
+    def _takes_lists(self) -> bool:
+        """Whether the template writes the text of a list of items, as that of a multimodal model does."""
+        probe = "text of the item"
+        try:
+            text = self.render([{"role": "user", "content": [{"type": "text", "text": probe}]}], False)
+        except Exception:  # whatever a template does with a value that it does not expect
+            return False
+        return probe in text and "'type'" not in text
+
+    def _check_answers(self, row: Row, answers: Sequence[str]) -> None:
+        """Each assistant turn must be rendered whole: some templates cut reasoning out of answers."""
+        turns = [turn for turn in row.turns if turn.role == "assistant"]
+        for turn, answer in zip(turns, answers, strict=True):
+            text = "".join(part.text for part in turn.parts if isinstance(part, Text)).strip()
+            if text not in answer:
+                raise UserError(
+                    f"{where(row)}: the chat template does not write the assistant's answer as it is: {_short(text)!r} "
+                    f"became {_short(answer)!r}; train on other answers, or change the checkpoint's chat template"
+                )
 
     def _check_text(self, text: str, row: Row) -> None:
         found = self._control.search(text) if self._control else None
@@ -89,3 +126,7 @@ class ChatTemplate:
                 f"{where(row)}: the text contains {found.group()!r}, a control token "
                 "of the model, which would act as structure; take it out or write it differently"
             )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "…"

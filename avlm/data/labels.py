@@ -45,14 +45,15 @@ def supervised_pieces(messages: Messages, render: Render, end_of_turn: Sequence[
     """Cut the rendered conversation into supervised and other pieces; joined, they are `render(messages, False)`.
 
     For templates without generation markers. `end_of_turn`: texts of the tokens that end a turn. Raises `UserError`
-    when the template changes earlier turns once later ones follow, or ends an assistant turn without such a token.
+    when the template has no generation prompt, changes earlier turns once later ones follow, or ends an assistant turn
+    without such a token.
     """
     whole = render(messages, False)
     spans = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = render(messages[:index], True)
+        before = generation_prompt(messages[:index], render)
         after = render(messages[: index + 1], False)
         if not after.startswith(before) or not whole.startswith(after):
             raise UserError(
@@ -63,6 +64,17 @@ def supervised_pieces(messages: Messages, render: Render, end_of_turn: Sequence[
             )
         spans.append((len(before), len(after)))
     return pieces_of_spans(whole, spans, end_of_turn)
+
+
+def generation_prompt(messages: Messages, render: Render) -> str:
+    """`messages` and the header of an assistant turn. Raises `UserError` when the template does not write it."""
+    text = render(messages, True)
+    if messages and text == render(messages, False):
+        raise UserError(
+            "chat template: add_generation_prompt adds nothing, so the header of an assistant turn cannot be told from "
+            "its text; end the checkpoint's template with {% if add_generation_prompt %}…{% endif %}"
+        )
+    return text
 
 
 def pieces_of_spans(text: str, spans: Sequence[tuple[int, int]], end_of_turn: Sequence[str]) -> list[Piece]:
