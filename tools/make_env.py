@@ -225,7 +225,8 @@ def make(venv: Path, extras: Sequence[str], python: Path | None = None, root: Pa
         if free < DISK_NEEDED:
             raise SetupError(f"{free / 2**30:.1f} GiB free under {root}; {DISK_NEEDED / 2**30:.0f} GiB are needed")
         if python is None:
-            say(f"no Python {WANTED[0]}.{WANTED[1]} on PATH or in pyenv; uv fetches one")
+            wanted = f"Python {WANTED[0]}.{WANTED[1]}"
+            say(f"no {wanted} on PATH or in pyenv; uv fetches one (or install it: `make env PYTHON=…/python3.12`)")
         run([uv, "venv", "--quiet", "--clear", "--python", python or f"{WANTED[0]}.{WANTED[1]}", venv])
     installing.write_text(json.dumps({"extras": sorted(extras)}), encoding="utf-8")
     stamp.unlink(missing_ok=True)
