@@ -18,7 +18,7 @@ from automodel.peft_targets import native_freeze_config, peft_target_modules
 from avlm.errors import UserError
 from avlm.recipe.fields import get_value
 from avlm.recipe.horizon import warmup_steps
-from avlm.recipe.schema import Recipe
+from avlm.recipe.schema import Recipe, StackName
 from avlm.stacks import Native, build, flatten, set_dotted
 
 NEVER = 10**9
@@ -211,8 +211,8 @@ ENTRIES: tuple[Native, ...] = (
 class AutoModel:
     """The stack as `avlm.stacks.Stack`."""
 
-    name: str = "automodel"
-    module: str = "automodel.train"
+    name: StackName = "automodel"
+    train_module: str = "automodel.train"
     entries: tuple[Native, ...] = ENTRIES
 
     def translate(self, recipe: Recipe, steps: int | None = None) -> dict[str, Any]:

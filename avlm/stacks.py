@@ -45,12 +45,12 @@ class Stack(Protocol):
     """A training stack: the module `<name>/translate.py` offers one as `STACK`."""
 
     @property
-    def name(self) -> str:
+    def name(self) -> StackName:
         """Name of the stack, of its folder and of its block in the recipe."""
 
     @property
-    def module(self) -> str:
-        """Module that trains, run as `python -m <module> RECIPE [KEY=VALUE …]` on every rank."""
+    def train_module(self) -> str:
+        """Module that trains, run as `python -m <train_module> RECIPE [KEY=VALUE …]` on every rank."""
 
     @property
     def entries(self) -> tuple[Native, ...]:

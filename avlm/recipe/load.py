@@ -104,7 +104,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def save_resolved(recipe: Recipe, path: Path) -> None:
-    """Writes the whole recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe. Atomic."""
+    """Writes the whole recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe. Atomic.
+
+    Raises:
+        RunError: the file could not be written; an earlier one is as it was.
+    """
     write_atomic(path, yaml12.dump(recipe.model_dump()))
 
 

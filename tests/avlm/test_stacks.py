@@ -44,7 +44,7 @@ def test_flatten_undoes_set_dotted() -> None:
 
 def test_automodel_is_found_without_its_upstream() -> None:
     stack = get_stack("automodel")
-    assert (stack.name, stack.module) == ("automodel", "automodel.train")
+    assert (stack.name, stack.train_module) == ("automodel", "automodel.train")
     keys = [entry.key for entry in stack.entries]
     assert len(keys) == len(set(keys)), "one line per native key"
     assert {field for entry in stack.entries for field in entry.fields} <= set(schema_fields())

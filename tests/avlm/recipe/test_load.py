@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from avlm.errors import Place, UserError
+from avlm.errors import Place, RunError, UserError
 from avlm.recipe.load import find_recipe, load_recipe, save_resolved, shipped_recipes
 from tests.avlm.recipe.conftest import MINIMAL
 
@@ -249,7 +249,7 @@ def test_failed_save_keeps_the_old_file(write: Write, tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(RunError, match="No space"):
         save_resolved(recipe, target)
     assert target.read_text() == "old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.yaml", "recipe.yaml"]
