@@ -22,7 +22,8 @@ from nemo_automodel.recipes.vlm.finetune import FinetuneRecipeForVLM
 from automodel import towers
 from automodel.batches import TOKENS, Batches, model_inputs
 from automodel.cpu import on_cpu
-from automodel.patches import packed_padding_mask, visual_masks
+from automodel.patches import expert_lora_tokens, nemotron_frozen_towers, packed_padding_mask, visual_masks
+from automodel.patches.adapter_init import adapters_from_seed
 from automodel.patches.freeze_by_component import freeze_by_component
 from automodel.trainable import assert_trainable
 from avlm.errors import RunError
@@ -77,10 +78,13 @@ class Finetune(FinetuneRecipeForVLM):
     def setup(self) -> None:
         """Build model, optimizer, loaders; resume when the run's folder holds a checkpoint."""
         recipe = self._run.recipe
-        with self._context(), freeze_by_component(recipe):
+        with self._context(), freeze_by_component(recipe), adapters_from_seed(recipe.seed):
             super().setup()
         model = self.model_parts[0]
         assert_trainable(model, recipe)
+        expert_lora_tokens.apply(model)
+        if recipe.model.family == "nemotron_3_nano_omni":
+            nemotron_frozen_towers.apply(model, recipe)
         if recipe.model.family == "qwen3_omni_moe":
             visual_masks.apply(model)
             if recipe.data.packing.enabled:

@@ -79,6 +79,7 @@ def run_recipe(recipe: Recipe) -> Finetune:
     checkpoint = latest(run.folder)
     if rank == 0 and checkpoint is not None and steps_done(checkpoint) >= run.steps:
         print(f"exported to {export(run)}", flush=True)
+        run.mark_done()
     return finetune
 
 

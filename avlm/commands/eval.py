@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -54,40 +53,35 @@ def evaluate(
     from rich.console import Console
 
     from avlm.eval.metrics import accuracy_table, read_predictions
-    from avlm.eval.metrics import evaluate as score
+    from avlm.eval.run import evaluate_run, save_scores
     from avlm.recipe.load import load_recipe
-    from avlm.utils.files import write_atomic
 
     ablation = _ablation(mute_audio=mute_audio, blank_video=blank_video, shuffle_frames=shuffle_frames)
     if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--name: {name!r} must be a plain file name without ending, such as after")
     loaded = load_recipe(recipe, overrides or []).recipe
-    facts: dict[str, Any]
     if predictions is not None:
         if checkpoint or adapter or data or ablation or limit or overwrite:
             raise UserError("--predictions scores a file as it is; leave out the flags that say what to generate")
         name = name or predictions.stem
-        lines = read_predictions(predictions)
         facts = {"predictions": str(predictions)}
+        scores, target = save_scores(loaded, read_predictions(predictions), name, ablation, facts)
     else:
         from avlm.eval.checkpoint import choose
-        from avlm.eval.generate import infer
 
         weights = choose(loaded, checkpoint, adapter)
         name = name or ablation or name_of(weights)
-        files = data_files(loaded, data)
-        out = Path(loaded.output_dir) / "predictions" / f"{name}.jsonl"
         typer.echo(f"{name}: answering with {weights}")
-        result = infer(loaded, files, weights, out, ablation=ablation, limit=limit, overwrite=overwrite)
-        typer.echo(summary(result))
-        wanted = set(result.ids)
-        lines = [line for line in read_predictions(out) if line["id"] in wanted]
-        facts = {"weights": str(weights), "data": [str(path) for path in files], "predictions": str(out)}
-    if not lines:
-        raise UserError(f"{facts['predictions']}: no predictions to score")
-    scores = score(lines, name, ablation)
-    target = Path(loaded.output_dir) / "eval" / f"{name}.json"
-    write_atomic(target, json.dumps(scores | facts, indent=2, ensure_ascii=False) + "\n")
+        scores, target = evaluate_run(
+            loaded,
+            weights,
+            name,
+            data_files(loaded, data),
+            ablation=ablation,
+            limit=limit,
+            overwrite=overwrite,
+            tell=lambda result: typer.echo(summary(result)),
+        )
     Console().print(accuracy_table(scores))
     typer.echo(f"written: {target}")
 

@@ -61,7 +61,8 @@ def train_locally(recipe_path: str, overrides: Sequence[str], stack: str) -> int
             f"`python -m {chosen.train_module}` on every node with torchrun or srun, or set parallel.nodes=1"
         )
     run = prepare(loaded.recipe, stack=chosen.name, main=False)
-    print(
-        f"{loaded.recipe.name}: {len(run.rows)} rows, {run.steps} steps, stack {chosen.name}; log in {run.folder / 'logs'}"
-    )
+    if run.done:
+        print(f"{loaded.recipe.name}: all {run.steps} steps are done and exported in {run.folder}")
+        return 0
+    print(f"{loaded.recipe.name}: {len(run.rows)} rows, {run.steps} steps, {chosen.name}; log in {run.folder / 'logs'}")
     return launch(loaded.recipe, chosen.train_module, [recipe_path, *overrides])

@@ -27,6 +27,7 @@ RECIPE_FILE = "recipe.yaml"
 SKIPPED_FILE = "skipped.jsonl"
 VERSIONS_FILE = "versions.json"
 LENGTHS_FILE = "lengths.json"
+DONE_FILE = "done.json"
 
 # A resumed run may differ from the first attempt in these, and in nothing else.
 _MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory", "data.workers", "data.validation")
@@ -57,6 +58,16 @@ class Run:
         if "video" in kinds and self.recipe.data.audio_in_video:
             kinds.add("audio")
         return frozenset(kinds)
+
+    @property
+    def done(self) -> bool:
+        """Whether an earlier attempt trained to this horizon and exported."""
+        file = self.folder / DONE_FILE
+        return file.is_file() and json.loads(file.read_text(encoding="utf-8"))["steps"] == self.steps
+
+    def mark_done(self) -> None:
+        """Say so: called once the export is complete."""
+        write_atomic(self.folder / DONE_FILE, json.dumps({"steps": self.steps}) + "\n")
 
     def loader(
         self,
