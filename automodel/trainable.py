@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING
 
 from avlm.models.base import get_family
@@ -29,16 +29,15 @@ def freeze(model: nn.Module, recipe: Recipe) -> None:
         parameter.requires_grad_(plain_name(name) in trained)
 
 
-def assert_trainable(model: nn.Module | Iterable[nn.Module], recipe: Recipe) -> None:
-    """Compare what will train with what the recipe says, on the finished model (or its pipeline parts).
+def assert_trainable(model: nn.Module, recipe: Recipe) -> None:
+    """Compare what will train with what the recipe says, on the finished model.
 
     Raises:
         RuntimeError: names the first parameters that differ, and how many there are.
     """
-    parts = [model] if hasattr(model, "named_parameters") else list(model)
-    named = [(plain_name(name), parameter) for part in parts for name, parameter in part.named_parameters()]
+    named = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
     names = [name for name, _ in named]
-    _check_adapters((plain_name(name) for part in parts for name, _ in part.named_modules()), names, recipe)
+    _check_adapters((plain_name(name) for name, _ in model.named_modules()), names, recipe)
     expected = trainable_parameters(names, recipe)
     actual = {name for name, parameter in named if parameter.requires_grad}
     problems = [
@@ -49,7 +48,7 @@ def assert_trainable(model: nn.Module | Iterable[nn.Module], recipe: Recipe) -> 
         raise RuntimeError(f"the trainable set is not the recipe's: {'; '.join(problems)}")
 
 
-def _difference(what: str, names: set[str]) -> Iterator[str]:
+def _difference(what: str, names: Set[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield f"{len(names)} {what} ({', '.join(sorted(names)[:_SHOWN])}{more})"

@@ -29,7 +29,6 @@ def freeze_by_component(recipe: Recipe) -> Iterator[None]:
     """
     from nemo_automodel._transformers import infrastructure
 
-    from automodel.patches import nemotron_frozen_towers
     from automodel.trainable import freeze
 
     called = False
@@ -38,7 +37,6 @@ def freeze_by_component(recipe: Recipe) -> Iterator[None]:
         nonlocal called
         called = True
         freeze(model, recipe)
-        nemotron_frozen_towers.apply(model, recipe)
 
     with mock.patch.object(infrastructure, "apply_parameter_freezing", apply):
         yield
