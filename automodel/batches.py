@@ -1,7 +1,7 @@
 """Our batches in the place of AutoModel's dataset, collate and packing.
 
 AutoModel's own VLM input path loses the sound of packed samples and their 3-D positions
-(`components/datasets/vlm/neat_packing_vlm.py:335`, nemo-automodel 0.6.0), so the data path of `avlm.data` is used as is.
+(`components/datasets/vlm/neat_packing_vlm.py:335`, nemo-automodel 0.6.0), so the data path of `avlm.data` is used.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ class Finetune(FinetuneRecipeForVLM):
         self._metrics: MetricsWriter | None = None
         self._unsupervised_steps = 0
         self._step_facts: dict[str, Any] = {}
+        self._step_ended = 0.0
 
     def _context(self) -> contextlib.AbstractContextManager[None]:
         return on_cpu() if self._run.recipe.device == "cpu" else contextlib.nullcontext()
@@ -113,16 +114,17 @@ class Finetune(FinetuneRecipeForVLM):
             self._metrics.close()
 
     def _run_train_optim_step(self, batches: list[dict[str, Any]], max_grad_norm: float | None = None) -> Any:
-        started = getattr(self, "_step_ended", self.timestamp)
+        started = self._step_ended or self.timestamp
         lr = self.optimizer[0].param_groups[0]["lr"]
         tokens = torch.tensor([sum(int(batch[TOKENS]) for batch in batches)])
         tokens = int(self._dp_allreduce(tokens).item())
         sample = super()._run_train_optim_step(batches, max_grad_norm)
         self._step_ended = time.perf_counter()
+        seconds = self._step_ended - started
         norm = sample.metrics["grad_norm"]
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        sample.metrics.update(lr=lr, grad_norm=float(norm), tps=tokens / (self._step_ended - started))
-        self._step_facts = {"tokens": tokens, "seconds": self._step_ended - started}
+        sample.metrics.update(lr=lr, grad_norm=float(norm), tps=tokens / seconds)
+        self._step_facts = {"tokens": tokens, "seconds": seconds}
         return sample
 
     def _forward_backward_step(self, idx: int, batch: dict[str, Any], **kwargs: Any) -> None:

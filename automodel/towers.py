@@ -1,10 +1,10 @@
 """Keep the towers of all ranks in step.
 
-FSDP2 gathers a tower's weights when the tower runs, by a collective that every rank must join. A rank whose batch has no
-video would not call the vision tower and the others would wait for it (or, with trainable towers, mix up collectives).
-So on several ranks every tower that the data can need runs in every forward pass, in a fixed order: a medium that a
-batch lacks is replaced by a smallest possible dummy. Its features are cut off again, so the loss is bit-equal and the
-tower's gradient from that rank is zero. (`Qwen3-VL#1832`, `VeOmni#177` report the hang.)
+FSDP2 gathers a tower's weights when the tower runs, by a collective that every rank must join. A rank whose batch has
+no video would not call the vision tower, and the others would wait for it or take its next collective for this one
+(reported as QwenLM/Qwen3-VL#1832 and ByteDance-Seed/VeOmni#177). So on several ranks every tower that the data can need
+runs in every forward pass, in a fixed order: a medium that a batch lacks is replaced by the smallest possible dummy.
+Its features are cut off again, so the loss is bit-equal and the tower's gradient from that rank is zero.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ Everything that can be wrong with the input is found before upstream is imported
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TextIO
 
 from avlm.errors import RunError, UserError
 
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
     from automodel.loop import Finetune
     from avlm.recipe.schema import Recipe
 
-NAME = "automodel"
+NAME: Final = "automodel"
 
 
-def _log_to_file(folder: Path, rank: int) -> None:
-    """Upstream's log goes to `logs/rank<N>.log`; warnings of this project also to the terminal of rank 0."""
+def _log_to_file(folder: Path, rank: int) -> TextIO:
+    """Log to `logs/rank<N>.log`, which is returned; warnings of this project also go to the terminal of rank 0."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / "logs" / f"rank{rank}.log", encoding="utf-8")
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    file = (folder / "logs" / f"rank{rank}.log").open("a", encoding="utf-8", buffering=1)
+    logging.basicConfig(level=logging.INFO, stream=file, force=True)
     logging.captureWarnings(True)
     if rank == 0:
         terminal = logging.StreamHandler()
         terminal.setLevel(logging.WARNING)
         terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         for name in ("automodel", "avlm"):
-            logging.getLogger(name).addHandler(terminal)
+            logging.getLogger(name).handlers = [terminal]
+    return file
 
 
 def train(recipe_path: str, overrides: Sequence[str] = ()) -> None:
@@ -62,19 +64,23 @@ def run_recipe(recipe: Recipe) -> Finetune:
             f"{recipe.parallel.devices_per_node}; start {recipe.world_size} ranks or override the two"
         )
     run = prepare(recipe, stack=NAME, main=rank == 0)
-    _log_to_file(run.folder, rank)
+    log = _log_to_file(run.folder, rank)
 
     import torch
 
     if recipe.device == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // recipe.parallel.devices_per_node))
 
-    from automodel.checkpoints import latest, steps_done
-    from automodel.export import export
-    from automodel.loop import Finetune
+    native = translate(recipe, run.steps)
+    if rank == 0:
+        print("importing AutoModel and building the model: about half a minute", flush=True)
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):  # upstream's chatter
+        from automodel.checkpoints import latest, steps_done
+        from automodel.export import export
+        from automodel.loop import Finetune
 
-    finetune = Finetune(translate(recipe, run.steps), run)
-    finetune.setup()
+        finetune = Finetune(native, run)
+        finetune.setup()
     finetune.run_train_validation_loop()
     checkpoint = latest(run.folder)
     if rank == 0 and checkpoint is not None and steps_done(checkpoint) >= run.steps:

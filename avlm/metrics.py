@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class MetricsWriter:
             )
             mode = "offline"
         id_file = self._folder / "wandb_id"
-        run_id = id_file.read_text(encoding="utf-8") if id_file.is_file() else wandb.util.generate_id()
+        run_id = id_file.read_text(encoding="utf-8") if id_file.is_file() else uuid.uuid4().hex[:8]
         id_file.write_text(run_id, encoding="utf-8")
         return wandb.init(
             project=recipe.logging.wandb_project,

@@ -1,7 +1,7 @@
 """Padding mask of packed batches.
 
-Defect: `nemo_automodel/components/models/qwen3_omni_moe/model.py:165` overwrites the `padding_mask` it is given with the
-inverted attention mask. With a block-diagonal mask [B, 1, S, S] the experts then receive a 4-D mask instead of [B, S].
+Defect: `nemo_automodel/components/models/qwen3_omni_moe/model.py:165` overwrites the `padding_mask` it is given with
+the inverted attention mask. With a block-diagonal mask [B, 1, S, S] the experts then get a 4-D mask instead of [B, S].
 Versions: nemo-automodel 0.6.0.
 Repair: the model remembers the `padding_mask` of the current forward pass, and each layer's `mlp` is given it.
 Guard: `tests/automodel/test_patches.py::test_packed_padding_mask_is_still_needed`.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -44,15 +45,15 @@ def demo(
         seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - started, 1)
         return result
 
-    timed("inputs", lambda: _make_inputs(loaded))
+    timed("inputs", partial(_make_inputs, loaded))
     base = _weights(loaded, loaded.model.checkpoint)
-    accuracy = {"before": timed("evaluate", lambda: _evaluate(loaded, base, "before"))}
-    if timed("train", lambda: train_locally(recipe, overrides or [], stack)):
+    accuracy = {"before": timed("evaluate", partial(_evaluate, loaded, base, "before"))}
+    if timed("train", partial(train_locally, recipe, overrides or [], stack)):
         raise RunError("training failed; its message is above")
     trained = _weights(loaded, str(folder / "export"))
     for name in EVALUATIONS[1:]:
-        accuracy[name] = timed("evaluate", lambda name=name: _evaluate(loaded, trained, name))
-    report = timed("report", lambda: write_report(folder))
+        accuracy[name] = timed("evaluate", partial(_evaluate, loaded, trained, name))
+    report = timed("report", partial(write_report, folder))
     seconds["total"] = round(sum(seconds.values()), 1)
     summary = {"accuracy": accuracy, "loss": _losses(folder), "seconds": seconds}
     write_atomic(folder / "metrics.json", json.dumps(summary, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """`python -m avlm.launch.ranks N MODULE ARGUMENT…`: N local ranks of a module, through torch's elastic launcher.
 
-Differs from `torchrun` only in how it ends: with the failing rank's own exit code, and without a second report below the
-message that the rank has already printed.
+Differs from `torchrun` only in how it ends: with the failing rank's own exit code, and without a second report below
+the message that the rank has already printed.
 """
 
 from __future__ import annotations

@@ -17,9 +17,7 @@ from tests.automodel.conftest import lines, losses, train_here
 pytestmark = pytest.mark.upstream
 
 FEW_ROWS = {"data.sample_ratio": 0.125, "schedule.checkpoint_interval": 5}  # 16 rows: 4 steps an epoch
-FROZEN = {
-    f"freeze.{part}": True for part in ("vision_encoder", "vision_projector", "audio_encoder", "audio_projector")
-}
+FROZEN = {f"freeze.{part}": True for part in ("vision_encoder", "vision_projector", "audio_encoder", "audio_projector")}
 
 
 def metrics(recipe: Recipe) -> list[dict[str, Any]]:
@@ -193,7 +191,8 @@ def test_full_disk_leaves_the_previous_checkpoint(
         upstream(self, *args, **kwargs)
 
     monkeypatch.setattr(Checkpointer, "save_optimizer", save_optimizer)
-    with pytest.raises(RunError, match=r"checkpoint after step 8 could not be written .*No space left on device") as caught:
+    message = r"checkpoint after step 8 could not be written .*No space left on device"
+    with pytest.raises(RunError, match=message) as caught:
         train_here(recipe)
     folder = Path(recipe.output_dir) / "checkpoints"
     assert str((folder / "LATEST").resolve()) in str(caught.value)

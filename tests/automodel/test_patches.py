@@ -1,0 +1,124 @@
+"""Upstream still has the defects that our patches repair. A failure here means: remove the patch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from avlm.data.types import Sample
+from avlm.recipe.schema import Recipe
+
+pytestmark = pytest.mark.upstream
+
+
+@pytest.fixture(scope="module")
+def model(recipe_of: Callable[..., Recipe]) -> Any:
+    """The tiny model in AutoModel's class, as the loop builds it, before our hooks."""
+    import torch
+    from nemo_automodel.components.models.common import BackendConfig
+    from nemo_automodel.components.models.qwen3_omni_moe.model import Qwen3OmniMoeThinkerForConditionalGeneration
+    from transformers import AutoConfig
+
+    backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", rope_fusion=False, experts="torch")
+    config = AutoConfig.from_pretrained(recipe_of("unused").model.checkpoint)
+    torch.manual_seed(0)
+    built = Qwen3OmniMoeThinkerForConditionalGeneration(config, backend=backend).float()
+    for parameter in built.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    return built.eval()
+
+
+def sample(model: Any, media: dict[str, Any], placeholder: int, count: int) -> Sample:
+    """Five text tokens and `count` placeholders between vision marks."""
+    import torch
+
+    config = model.config
+    ids = [7, 8, config.vision_start_token_id, *[placeholder] * count, config.vision_end_token_id, 9, 10, 11]
+    length = len(ids)
+    return Sample(
+        id="x",
+        input_ids=torch.tensor(ids),
+        labels=torch.tensor(ids),
+        position_ids=torch.arange(length).expand(3, length),
+        media=media,
+    )
+
+
+@pytest.fixture(scope="module")
+def mixed(model: Any) -> dict[str, Any]:
+    """A batch of an image row and a video row."""
+    import torch
+
+    from avlm.data.collate import collate
+
+    config = model.config
+    width = config.vision_config.in_channels * 2 * config.vision_config.patch_size**2
+    torch.manual_seed(1)
+    image = {"pixel_values": torch.randn(4, width), "image_grid_thw": torch.tensor([[1, 2, 2]])}
+    video = {"pixel_values_videos": torch.randn(8, width), "video_grid_thw": torch.tensor([[2, 2, 2]])}
+    rows = [sample(model, image, config.image_token_id, 1), sample(model, video, config.video_token_id, 2)]
+    return {key: value for key, value in collate(rows, 0).items() if key != "labels"}
+
+
+def test_visual_masks_are_still_needed(model: Any, mixed: dict[str, Any]) -> None:
+    import torch
+
+    from automodel.patches import visual_masks
+
+    with pytest.raises((RuntimeError, IndexError)), torch.no_grad():
+        model(**mixed)
+    visual_masks.apply(model)
+    with torch.no_grad():
+        logits = model(**mixed)
+    assert torch.isfinite(logits).all()
+    del model.get_placeholder_mask
+
+
+def test_packed_padding_mask_is_still_needed(model: Any) -> None:
+    import torch
+
+    from automodel.batches import model_inputs
+    from automodel.patches import packed_padding_mask
+    from avlm.data.collate import collate_packs
+
+    seen: list[Any] = []
+    hook = model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: seen.append(args[1]))
+    text = {"media": {}, "placeholder": 12, "count": 1}
+    batch = collate_packs([[sample(model, **text), sample(model, **text)]], 24, 0)
+    del batch["labels"]
+    with torch.no_grad(), pytest.raises(Exception):  # noqa: B017 - whatever upstream does with a 4-D mask
+        model(**model_inputs(batch))
+    assert seen[0].ndim == 4
+    hook.remove()
+    packed_padding_mask.apply(model)
+    seen.clear()
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: seen.append(args[1]))
+    with torch.no_grad():
+        logits = model(**model_inputs(batch))
+    assert torch.equal(seen[0], batch["doc"] == 0)
+    assert torch.isfinite(logits).all()
+
+
+def test_packed_samples_do_not_see_each_other(model: Any) -> None:
+    """Case C3: the second sample's logits equal those it has alone, whatever the first one holds."""
+    import torch
+
+    from automodel.batches import model_inputs
+    from avlm.data.collate import collate, collate_packs
+
+    first, second = (sample(model, {}, token, 1) for token in (12, 13))
+    changed = sample(model, {}, 14, 1)
+
+    def logits(batch: dict[str, Any]) -> Any:
+        del batch["labels"]
+        with torch.no_grad():
+            return model(**model_inputs(batch))
+
+    length = len(second.input_ids)
+    alone = logits(collate([second], 0))[0]
+    packed = logits(collate_packs([[first, second]], 2 * length + 3, 0))[0, length : 2 * length]
+    beside_another = logits(collate_packs([[changed, second]], 2 * length + 3, 0))[0, length : 2 * length]
+    assert (packed - alone).abs().max() <= 1e-6
+    assert (packed - beside_another).abs().max() == 0
