@@ -77,7 +77,7 @@ def summary(result: Inferred) -> str:
     """What was done, with everything that is not a plain answer counted."""
     parts = [f"{len(result.ids)} rows: {result.generated} answered"]
     if result.generated:
-        parts[0] += f" in {result.seconds:.0f} s"
+        parts[0] += f" in {result.seconds:.1f} s"
     if result.reused:
         parts.append(f"{result.reused} were answered before")
     if result.skipped:

@@ -50,22 +50,24 @@ def choose(recipe: Recipe, checkpoint: str | None = None, adapter: str | None = 
     trained = checkpoint not in (None, base) or adapter is not None
     if checkpoint not in (None, base):
         base, revision = str(checkpoint), None
-    _check_model(base, recipe)
+    _check_model(base, recipe, "model.checkpoint: " if base == recipe.model.checkpoint else "")
     if adapter is not None and not (Path(adapter) / ADAPTER_CONFIG).is_file():
         raise UserError(f"{adapter}: is not an adapter's folder ({ADAPTER_CONFIG} is missing)")
     return Weights(base, revision, adapter, trained)
 
 
-def _check_model(checkpoint: str, recipe: Recipe) -> None:
-    """Look at a local folder's config.json; a hub id is looked at when it is loaded."""
+def _check_model(checkpoint: str, recipe: Recipe, field: str) -> None:
+    """Look at a local folder's config.json; a hub id is looked at when it is loaded. `field` starts the message."""
     folder = Path(checkpoint)
     if not folder.exists():
         if folder.is_absolute() or checkpoint.startswith((".", "~")) or checkpoint.count("/") != 1:
-            raise UserError(f"{checkpoint}: no such checkpoint; give a Hugging Face folder or a hub id (owner/name)")
+            raise UserError(
+                f"{field}{checkpoint}: no such checkpoint; give a Hugging Face folder or a hub id (owner/name)"
+            )
         return
     config = folder / "config.json"
     if not config.is_file():
-        raise UserError(f"{checkpoint}: is not a Hugging Face checkpoint (config.json is missing)")
+        raise UserError(f"{field}{checkpoint}: is not a Hugging Face checkpoint (config.json is missing)")
     try:
         found = json.loads(config.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, KeyError, TypeError):
@@ -73,8 +75,8 @@ def _check_model(checkpoint: str, recipe: Recipe) -> None:
     family = recipe.model.family
     if not str(found).startswith(family):
         raise UserError(
-            f"{checkpoint}: is a checkpoint of another model: its model_type is {found}, the recipe's model.family is "
-            f"{family}"
+            f"{field}{checkpoint}: is a checkpoint of another model: its model_type is {found}, the recipe's "
+            f"model.family is {family}"
         )
 
 

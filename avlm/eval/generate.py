@@ -22,6 +22,7 @@ from avlm.eval.checkpoint import Weights, identity
 from avlm.eval.predictions import PredictionsFile
 from avlm.recipe.schema import Recipe
 from avlm.utils.folder import file_hash
+from avlm.utils.quiet import quiet_loading
 
 if TYPE_CHECKING:
     import torch
@@ -107,14 +108,16 @@ def infer(
 
     device = _device(recipe)
     own = weights.checkpoint == recipe.model.checkpoint
-    processor = load_processor(recipe, None if own else weights.checkpoint)
+    with quiet_loading():
+        processor = load_processor(recipe, None if own else weights.checkpoint)
     too_long = _too_long(pending, processor, recipe)
     pending = _grouped([row for row in pending if row.id not in too_long])
     started, cut = time.perf_counter(), 0
     with file:
         file.append(_line(row, None, skipped=too_long[row.id]) for row in rows if row.id in too_long)
         if pending:
-            answerer = _Answerer(weights, recipe, processor, device, ablation, max_new_tokens)
+            with quiet_loading():
+                answerer = _Answerer(weights, recipe, processor, device, ablation, max_new_tokens)
             started = time.perf_counter()
             batches = _split(pending, batch_size or recipe.evaluation.batch_size)
             with _bar(len(rows), len(rows) - len(pending), progress) as advance:

@@ -127,7 +127,9 @@ def accuracy_table(result: Mapping[str, Any]) -> Table:
     """`result` of `evaluate` as a table for the terminal, one line a class and one for all rows."""
     from rich.table import Table
 
-    title = result["name"] if not result["ablation"] else f"{result['name']} ({result['ablation']})"
+    title = result["name"]
+    if result["ablation"] not in (None, title):
+        title += f" ({result['ablation']})"
     table = Table(title=f"Accuracy: {title}", title_justify="left")
     table.add_column("class")
     for column in ("accuracy", "95 % interval", "correct", "rows", "unanswered"):

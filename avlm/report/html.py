@@ -18,6 +18,7 @@ from avlm.report.collect import ABLATIONS, Collected, collect
 from avlm.report.examples import Example, choose, describe
 from avlm.report.plots import Curve, histogram, interval_row, line_chart, number, smooth, thin
 from avlm.utils.files import write_atomic
+from avlm.utils.quiet import quiet_loading
 
 if TYPE_CHECKING:
     from avlm.data.processing import Processor
@@ -78,7 +79,8 @@ class _Source:
                 from avlm.data.processing import load_processor
 
                 try:
-                    self._loaded = load_processor(self._run.recipe)
+                    with quiet_loading():
+                        self._loaded = load_processor(self._run.recipe)
                 except UserError as error:
                     self._loaded = str(error)
         return self._loaded

@@ -9,6 +9,8 @@ gets the last position plus one in all three axes, which is what a full forward 
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,8 +56,9 @@ def load_for_generation(
     Raises `UserError` when weights are missing, or the adapter does not fit.
     """
     try:
+        placed = {} if device.type == "cpu" else {"device_map": {"": device}}
         model, report = Thinker.from_pretrained(
-            checkpoint, revision=revision, dtype=dtype, device_map={"": device}, output_loading_info=True
+            checkpoint, revision=revision, dtype=dtype, output_loading_info=True, **placed
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{checkpoint}: the weights cannot be loaded: {str(error).strip().splitlines()[0]}") from error
@@ -69,31 +72,42 @@ def load_for_generation(
 
 
 def _add_adapter(model: Thinker, folder: str) -> None:
-    """Put the adapter's layers into `model`, in place and not merged."""
-    from pathlib import Path
-
-    from peft import PeftModel
+    """Put the adapter's layers into `model`, not merged, and see that each of its tensors found its place."""
+    from peft import PeftConfig, PeftModel
     from safetensors import safe_open
 
-    weights = Path(folder) / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise UserError(f"{folder}: no adapter here (adapter_model.safetensors is missing)")
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file():
+        raise UserError(f"{folder}: no adapter here ({file.name} is missing)")
+    with safe_open(file, "pt") as tensors:
+        names = tensors.keys()
     try:
-        PeftModel.from_pretrained(model, folder)
+        config = PeftConfig.from_pretrained(folder)
+        config.inference_mode = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say is checked below
+            wrapped = PeftModel(_whole(model) if any("thinker." in name for name in names) else model, config)
+            result = wrapped.load_adapter(folder, "default")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(f"{folder}: the adapter does not fit the checkpoint: {reason}") from error
+    made = dict(wrapped.named_parameters())
+    # peft widens a pattern to the last part of module names and makes layers that were not trained; B = 0 is silent
+    unset = [name for name in result.missing_keys if ".lora_B" in name and bool(made[name].any())]
+    strange = [*result.unexpected_keys, *unset]
+    if strange:
         raise UserError(
-            f"{folder}: the adapter does not fit {type(model).__mro__[1].__name__}: "
-            f"{str(error).strip().splitlines()[0]}"
-        ) from error
-    with safe_open(weights, "pt") as file:
-        names = file.keys()
-    stored = {name.removeprefix("base_model.model.") for name in names}
-    made = {name.replace(".default", ""): value for name, value in model.named_parameters() if ".lora_" in name}
-    strange = sorted(stored - set(made))
-    # peft widens an anchored pattern to leaf names and then makes layers that were not trained; B = 0 keeps them silent
-    unset = sorted(name for name in set(made) - stored if ".lora_B" in name and bool(made[name].any()))
-    if strange or unset:
-        raise UserError(
-            f"{folder}: the adapter belongs to another model: {(strange or unset)[0]} is in only one of the two "
-            f"({len(strange) + len(unset)} such tensors)"
+            f"{folder}: the adapter belongs to another model: {strange[0]} is in only one of the two "
+            f"({len(strange)} such tensors)"
         )
+
+
+def _whole(model: Thinker) -> torch.nn.Module:
+    """`model` as the thinker of the whole Qwen3-Omni, whose names adapters of a released checkpoint have."""
+    from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+
+    config = Qwen3OmniMoeConfig(thinker_config=model.config.to_dict(), enable_audio_output=False)
+    with torch.device("meta"):
+        whole = Qwen3OmniMoeForConditionalGeneration(config)
+    whole.thinker = model
+    return whole

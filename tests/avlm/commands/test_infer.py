@@ -36,7 +36,7 @@ def test_defaults(tmp_path: Path, calls: list[dict[str, Any]], capsys: pytest.Ca
     assert call["files"] == [str(tmp_path / "data" / "validation.jsonl")]
     assert (call["limit"], call["overwrite"], call["weights"].checkpoint) == (None, False, str(tmp_path / "tiny"))
     shown = capsys.readouterr().out
-    assert "4 rows: 2 answered in 2 s, 1 were answered before, 1 left out" in shown
+    assert "4 rows: 2 answered in 2.5 s, 1 were answered before, 1 left out" in shown
     assert "1 cut at the length limit" in shown
 
 

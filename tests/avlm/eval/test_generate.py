@@ -346,6 +346,57 @@ def test_adapter(home: Path, loaded: tuple[Any, Any], batched: list[dict[str, An
             load_for_generation(str(home / "tiny"), adapter=str(tmp_path / "adapter"), **arguments)
 
 
+def test_adapter_of_the_whole_model(home: Path, tmp_path: Path) -> None:
+    """Names as the training stack writes them, one matrix pair for each expert: the same logits as merged weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    from avlm.models.qwen3_omni_moe.generation import load_for_generation
+
+    arguments: dict[str, Any] = {"revision": None, "dtype": torch.float32, "device": torch.device("cpu")}
+    merged = load_for_generation(str(home / "tiny"), **arguments)
+    state = merged.state_dict()
+    random = torch.Generator().manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    modules: list[str] = []
+
+    def adapt(module: str, weight: torch.Tensor) -> None:
+        a, b = (0.2 * torch.randn(n, m, generator=random) for n, m in ((4, weight.shape[1]), (weight.shape[0], 4)))
+        modules.append(module)
+        stem = f"thinker.base_model.model.{module}"
+        tensors.update({f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b})
+        weight += 8 / 4 * b @ a  # alpha / rank
+
+    with torch.no_grad():
+        for layer in (0, 1):
+            stem = f"model.layers.{layer}"
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                adapt(f"{stem}.self_attn.{name}", state[f"{stem}.self_attn.{name}.weight"])
+            experts = f"{stem}.mlp.experts"
+            for number in range(8):
+                gate, up = state[f"{experts}.gate_up_proj"][number].chunk(2)
+                adapt(f"{experts}.{number}.gate_proj", gate)
+                adapt(f"{experts}.{number}.up_proj", up)
+                adapt(f"{experts}.{number}.down_proj", state[f"{experts}.down_proj"][number])
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    adapted = load_for_generation(str(home / "tiny"), adapter=str(folder), **arguments)
+    plain = load_for_generation(str(home / "tiny"), **arguments)
+    ids = torch.arange(30, 50)[None]
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "position_ids": torch.arange(20).expand(3, 1, -1),
+    }
+    with torch.inference_mode():
+        logits = [model(**batch).logits for model in (adapted, merged, plain)]
+    assert torch.allclose(logits[0], logits[1], atol=1e-4) and not torch.allclose(logits[0], logits[2], atol=1e-1)
+
+
 def test_incomplete_weights_are_refused(home: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
