@@ -87,6 +87,11 @@ def read_rows(paths: Sequence[str | Path], video_root: str | Path) -> list[Row]:
     return rows
 
 
+def has_rows(path: str | Path) -> bool:
+    """Whether a JSONL file has any line that is not blank. Raises `UserError` when it does not exist."""
+    return next(_lines(Path(path)), None) is not None
+
+
 def where(row: Row) -> str:
     """How a message names a row: file, line and id."""
     return f"{Place(row.source, row.line)}: row {row.id!r}"

@@ -120,14 +120,15 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     """
     from avlm.data.packing import pack
     from avlm.data.processing import load_processor
-    from avlm.data.rows import read_rows
+    from avlm.data.rows import has_rows, read_rows
     from avlm.recipe.horizon import horizon
 
     folder = Path(recipe.output_dir)
     _refuse_other_run(recipe, stack, folder)
     data = recipe.data
     rows = _sampled(read_rows(data.train, data.video_root), data.sample_ratio, recipe.seed)
-    validation = read_rows(data.validation, data.video_root) if data.validation else []
+    with_rows = [path for path in data.validation if has_rows(path)]
+    validation = read_rows(with_rows, data.video_root) if with_rows else []
     processor = load_processor(recipe)
     rows, lengths, skipped = _fitting(rows, processor, data)
     validation, _, skipped_validation = _fitting(validation, processor, data)

@@ -222,6 +222,30 @@ def test_a_batch_without_supervised_tokens_counts_and_learns_nothing(
     assert not lines(Path(recipe.output_dir) / "validation.jsonl")
 
 
+def test_an_empty_validation_file_is_one_warning(
+    recipe_of: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case C2 (b)."""
+    (tmp_path / "none.jsonl").write_text("\n")
+    empty = {"data.validation": [str(tmp_path / "none.jsonl")]}
+    recipe = recipe_of("empty_validation", {**empty, "schedule.max_steps": 3, "schedule.validation_interval": 1})
+    train_here(recipe)
+    assert not lines(Path(recipe.output_dir) / "validation.jsonl")
+    assert sum("no row to validate on" in record.message for record in caplog.records) == 1
+    assert (Path(recipe.output_dir) / "export/model.safetensors").is_file()
+
+
+def test_fewer_validation_rows_than_a_batch_are_all_evaluated(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Case C2 (c): three rows of two supervised tokens each (one word or letter, end of turn), batches of eight."""
+    full = recipe_of("unused")
+    few = tmp_path / "three.jsonl"
+    few.write_text("".join(Path(full.data.validation[0]).read_text().splitlines(keepends=True)[:3]))
+    batch = {"batch.micro_batch_size": 8, "batch.global_batch_size": 8, "schedule.max_steps": 1}
+    recipe = recipe_of("few_validation", {"data.validation": [str(few)], **batch})
+    train_here(recipe)
+    assert lines(Path(recipe.output_dir) / "validation.jsonl")[-1]["supervised_tokens"] == 6
+
+
 def test_packed_run_has_the_losses_of_the_unpacked_one(recipe_of: Callable[..., Recipe]) -> None:
     one_batch = {"schedule.max_steps": 1, "data.sample_ratio": 0.0625, "data.shuffle": False}  # 8 rows
     unpacked = recipe_of("unpacked", {**one_batch, "batch.global_batch_size": 8, "batch.micro_batch_size": 8})
