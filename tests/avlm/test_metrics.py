@@ -90,5 +90,5 @@ def test_wandb_without_a_key_is_offline_and_says_so(
         writer.close()
     assert ("recorded offline" in capsys.readouterr().out) == (mode == "online")
     runs = sorted(p.name for p in (tmp_path / "run/wandb").glob("offline-run-*"))
-    ids = {name.rsplit("-", 1)[1] for name in runs}
+    ids = {name.split("-")[3] for name in runs}
     assert runs and ids == {(tmp_path / "run/wandb_id").read_text()}  # one W&B run, resumed
