@@ -31,6 +31,7 @@ def demo(
     from rich.console import Console
 
     from avlm.launch.local import train_locally
+    from avlm.launch.run import DONE_FILE
     from avlm.recipe.load import load_recipe
     from avlm.report.html import write_report
     from avlm.utils.files import write_atomic
@@ -48,11 +49,12 @@ def demo(
     timed("inputs", partial(_make_inputs, loaded))
     base = _weights(loaded, loaded.model.checkpoint)
     accuracy = {"before": timed("evaluate", partial(_evaluate, loaded, base, "before"))}
+    finished = (folder / DONE_FILE).is_file()
     if timed("train", partial(train_locally, recipe, overrides or [], stack)):
         raise RunError("training failed; its message is above")
     trained = _weights(loaded, str(folder / "export"))
     for name in EVALUATIONS[1:]:
-        accuracy[name] = timed("evaluate", partial(_evaluate, loaded, trained, name))
+        accuracy[name] = timed("evaluate", partial(_evaluate, loaded, trained, name, overwrite=not finished))
     report = timed("report", partial(write_report, folder))
     seconds["total"] = round(sum(seconds.values()), 1)
     summary = {"accuracy": accuracy, "loss": _losses(folder), "seconds": seconds}
@@ -82,12 +84,12 @@ def _weights(recipe: Recipe, checkpoint: str) -> Weights:
     return choose(recipe, checkpoint)
 
 
-def _evaluate(recipe: Recipe, weights: Weights, name: str) -> dict[str, float]:
+def _evaluate(recipe: Recipe, weights: Weights, name: str, overwrite: bool = False) -> dict[str, float]:
     """Accuracy of each class; predictions and scores go to the run's folder."""
     from avlm.eval.run import evaluate_run
 
     ablation: Any = None if name in ("before", "after") else name
-    scores, _ = evaluate_run(recipe, weights, name, recipe.data.validation, ablation=ablation)
+    scores, _ = evaluate_run(recipe, weights, name, recipe.data.validation, ablation=ablation, overwrite=overwrite)
     return {label: round(counts["accuracy"], 4) for label, counts in scores["classes"].items()}
 
 
