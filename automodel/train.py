@@ -37,6 +37,15 @@ def _log_to_file(folder: Path, rank: int) -> TextIO:
     return file
 
 
+def _threads(recipe: Recipe) -> int:
+    """Compute threads of a rank on a CPU: its share of the cores, less those that its loader workers keep busy.
+
+    More threads than cores are worse than few: OpenMP threads wait for each other in busy loops.
+    """
+    share = len(os.sched_getaffinity(0)) // recipe.parallel.devices_per_node
+    return max(1, share - recipe.data.workers)
+
+
 def train(recipe_path: str, overrides: Sequence[str] = ()) -> None:
     """Load, check, train and export. Raises `UserError` or `RunError`."""
     from avlm.recipe.checks import check
@@ -69,7 +78,7 @@ def run_recipe(recipe: Recipe) -> Finetune:
     import torch
 
     if recipe.device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // recipe.parallel.devices_per_node))
+        torch.set_num_threads(_threads(recipe))
 
     native = translate(recipe, run.steps)
     if rank == 0:
