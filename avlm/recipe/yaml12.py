@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from avlm.errors import Place
 
+MOST_VALUES = 100_000
+"""Values in one document. More are there when aliases multiply each other, or when the file is no recipe."""
 _TAG = "tag:yaml.org,2002:"
 _RESOLVERS = (
     ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -92,28 +95,44 @@ def parse(text: str, file: str, problems: list[str], place: Place | None = None)
         The root, or None when the text is not YAML at all.
     """
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
+        root = _Loader(text).get_single_node()
+        if root is None:
+            return Node(None, place or Place(file, 1))
+        return _Converter(file, problems, place).convert(root)
+    except _TooMany:
+        problems.append(f"{file}: holds over {MOST_VALUES:,} values, aliases (*name) counted; a recipe is short")
+        return None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = file if place or not mark else Place(file, mark.line + 1)
         what = "; ".join(part for part in (error.context, error.problem) if part)
-        if mark and "\t" in text.split("\n")[mark.line]:
+        if mark and "\t" in "".join(text.splitlines()[mark.line : mark.line + 1]):
             what += " (YAML wants spaces, not tabs, for indentation)"
         problems.append(f"{where}: is not valid YAML: {what}")
         return None
-    except yaml.YAMLError as error:
-        problems.append(f"{file}: is not valid YAML: {' '.join(str(error).split())}")
+    except ReaderError as error:
+        where = file if place else Place(file, text.count("\n", 0, error.position) + 1)
+        problems.append(f"{where}: is not valid YAML: the character U+{error.character:04X} is not allowed")
         return None
-    if root is None:
-        return Node(None, place or Place(file, 1))
-    return _Converter(file, problems, place).convert(root)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        what = "is nested too deep" if isinstance(error, RecursionError) else f"is not valid YAML: {_one_line(error)}"
+        problems.append(f"{file}: {what}")
+        return None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+class _TooMany(Exception):
+    """The document holds more values than `MOST_VALUES`."""
 
 
 class _Converter:
     def __init__(self, file: str, problems: list[str], place: Place | None) -> None:
         self._file, self._problems, self._place = file, problems, place
         self._open: set[int] = set()
+        self._count = 0
 
     def _at(self, node: yaml.Node) -> Place:
         return self._place or Place(self._file, node.start_mark.line + 1)
@@ -123,6 +142,9 @@ class _Converter:
         if id(node) in self._open:
             self._problems.append(f"{self._at(node)}: an alias (*name) stands inside the value it names")
             return Node(None, place)
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise _TooMany
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -137,8 +159,8 @@ class _Converter:
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
         found: dict[str, Node] = {}
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                self._problems.append(f"{self._at(key)}: a key must be plain text")
+            if not isinstance(key, yaml.ScalarNode) or not key.value:
+                self._problems.append(f"{self._at(key)}: a key must be plain text, not empty")
                 continue
             place = self._at(key)
             if key.value in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -84,10 +85,14 @@ def test_numbers_are_finite(text: str) -> None:
         ("a: 1\n\tb: 2", "f.yaml:2: is not valid YAML"),
         ("a:\n\tb: 2", "spaces, not tabs"),
         ("a: 1\n--- \nb: 2", "f.yaml:2: is not valid YAML"),
-        ("a: \x00", "f.yaml: is not valid YAML"),
         ("a: !thing 1", "f.yaml:1: the tag !thing is not used"),
         ("a: !!int x", "f.yaml:1: 'x' is not a finite value that YAML's int can hold"),
         ("? [a]\n: 1", "f.yaml:1: a key must be plain text"),
+        ("a: 1\nb: x\0y", "f.yaml:2: is not valid YAML: the character U+0000 is not allowed"),
+        ("'': 1", "f.yaml:1: a key must be plain text, not empty"),
+        ("a: " + "[" * 5000, "f.yaml: is nested too deep"),
+        ("a: " + "{a: " * 900 + "}" * 900, "f.yaml: is nested too deep"),
+        ("a: 1\u2028b:\tx: y", "(YAML wants spaces, not tabs, for indentation)"),
         ("a: &x\n  b: *x", "an alias (*name) stands inside the value it names"),
     ],
 )
@@ -120,3 +125,14 @@ def test_dump_keeps_texts(value: str) -> None:
 def test_dump_keeps_other_values(value: Any) -> None:
     found = read(dump({"a": value}))[0]["a"]
     assert (found, type(found)) == (value, type(value))
+
+
+def test_aliases_cannot_multiply() -> None:
+    """Nine lists of nine aliases each: 9^9 values from 300 characters."""
+    names = "abcdefghi"
+    lines = [f"{names[0]}: &{names[0]} [{'x, ' * 9}]"]
+    lines += [f"{n}: &{n} [{', '.join(['*' + m] * 9)}]" for m, n in itertools.pairwise(names)]
+    assert read("\n".join(lines)) == (
+        None,
+        ["f.yaml: holds over 100,000 values, aliases (*name) counted; a recipe is short"],
+    )
