@@ -28,6 +28,9 @@ def _log_to_file(folder: Path, rank: int) -> TextIO:
     file = (folder / "logs" / f"rank{rank}.log").open("a", encoding="utf-8", buffering=1)
     logging.basicConfig(level=logging.INFO, stream=file, force=True)
     logging.captureWarnings(True)
+    for name in ("torch", "transformers"):  # they bring handlers of their own, which write to the terminal
+        library = logging.getLogger(name)
+        library.handlers, library.propagate = [], True
     if rank == 0:
         terminal = logging.StreamHandler()
         terminal.setLevel(logging.WARNING)
@@ -65,6 +68,7 @@ def run_recipe(recipe: Recipe) -> Finetune:
     """
     from automodel.translate import translate
     from avlm.launch.run import prepare
+    from avlm.utils.quiet import quiet_loading
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world != recipe.world_size:
@@ -72,7 +76,8 @@ def run_recipe(recipe: Recipe) -> Finetune:
             f"{world} ranks were started, but parallel.nodes × parallel.devices_per_node = {recipe.parallel.nodes} × "
             f"{recipe.parallel.devices_per_node}; start {recipe.world_size} ranks or override the two"
         )
-    run = prepare(recipe, stack=NAME, main=rank == 0)
+    with quiet_loading():
+        run = prepare(recipe, stack=NAME, main=rank == 0)
     log = _log_to_file(run.folder, rank)
 
     import torch

@@ -35,6 +35,7 @@ def demo(
     from avlm.recipe.load import load_recipe
     from avlm.report.html import write_report
     from avlm.utils.files import write_atomic
+    from avlm.utils.quiet import quiet_loading
 
     loaded = load_recipe(recipe, overrides or []).recipe
     folder = Path(loaded.output_dir)
@@ -46,7 +47,8 @@ def demo(
         seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - started, 1)
         return result
 
-    timed("inputs", partial(_make_inputs, loaded))
+    with quiet_loading():
+        timed("inputs", partial(_make_inputs, loaded))
     base = _weights(loaded, loaded.model.checkpoint)
     accuracy = {"before": timed("evaluate", partial(_evaluate, loaded, base, "before"))}
     finished = (folder / DONE_FILE).is_file()
