@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,9 @@ class ChatTemplate:
 
     template: Jinja source. special_tokens: names the template may use (`eos_token`, …). end_of_turn: texts of the
     tokens that end a turn. control_tokens: texts that the tokenizer turns into one special token each; a row may not
-    contain them, for they would act as structure.
+    contain them, for they would act as structure. join: makes one text of the items of a turn, `{"type": "text",
+    "text": …}` or `{"type": kind, kind: name}`, for templates that take texts only. opening: beginning of the answers
+    that the generation prompt already holds (the mark of reasoning), so that it is not supervised.
     """
 
     def __init__(
@@ -37,10 +39,13 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any],
         end_of_turn: Sequence[str],
         control_tokens: Sequence[str] = (),
+        join: Callable[[Sequence[Mapping[str, Any]]], str] | None = None,
+        opening: str = "",
     ) -> None:
         self.template = template
         self.special_tokens = dict(special_tokens)
         self.end_of_turn = tuple(end_of_turn)
+        self._join, self._opening = join, opening
         self._marked = has_generation_markers(template)
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -93,8 +98,10 @@ class ChatTemplate:
                 else:
                     items.append({"type": part.kind, part.kind: part.name})
             text_only = all(item["type"] == "text" for item in items)
-            as_string = text_only and not self._takes_lists
-            content = "".join(item["text"] for item in items) if as_string else items
+            as_string = text_only and self._join is None and not self._takes_lists
+            content: Any = "".join(item["text"] for item in items) if as_string else items
+            if self._join is not None:
+                content = self._join(items)
             messages.append({"role": turn.role, "content": content})
         return messages
 
@@ -113,7 +120,7 @@ class ChatTemplate:
         turns = [turn for turn in row.turns if turn.role == "assistant"]
         for turn, answer in zip(turns, answers, strict=True):
             text = "".join(part.text for part in turn.parts if isinstance(part, Text)).strip()
-            if text not in answer:
+            if text not in self._opening + answer:
                 raise UserError(
                     f"{where(row)}: the chat template does not write the assistant's answer as it is: {_short(text)!r} "
                     f"became {_short(answer)!r}; train on other answers, or change the checkpoint's chat template"

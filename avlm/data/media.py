@@ -64,8 +64,11 @@ def read_media(ref: MediaRef, limits: MediaLimits, factor: int, *, strict: bool 
     return media
 
 
-def probe(ref: MediaRef) -> MediaInfo:
-    """What a file holds, from its packets, without decoding. Raises `MediaError` as `read_media` does."""
+def probe(ref: MediaRef, limits: MediaLimits | None = None) -> MediaInfo:
+    """What a file holds, from its packets, without decoding; with `limits` also which frames of a clip are taken.
+
+    Raises `MediaError` as `read_media` does.
+    """
     if ref.kind == "image":
         with _open_image(ref.path) as image:
             width, height = _upright_size(image)
@@ -85,6 +88,7 @@ def probe(ref: MediaRef) -> MediaInfo:
         if not len(times):
             raise MediaError(ref.path, "no frame can be decoded")
         duration = _duration(clip, times)
+        taken = () if limits is None else tuple(times[_chosen(clip, times, limits)].tolist())
         height, width = clip.size
         return MediaInfo(
             "video",
@@ -96,6 +100,7 @@ def probe(ref: MediaRef) -> MediaInfo:
             duration=duration,
             has_audio=clip.samples > 0,
             audio_samples=clip.silence + clip.samples,
+            times=taken,
             problems=(*clip.picture_problems(len(times)), *clip.sound_problems()),
         )
 
@@ -307,12 +312,17 @@ def _decoded_times(clip: _Clip) -> np.ndarray:
     return np.arange(len(pts)) / rate + clip.first_time
 
 
+def _chosen(clip: _Clip, times: np.ndarray, limits: MediaLimits) -> list[int]:
+    """Indices of the frames that are taken, of those shown at `times` seconds."""
+    return picks(clip.pts if clip.pts else times, frame_count(_duration(clip, times), len(times), limits))
+
+
 def _read_clip(clip: _Clip, limits: MediaLimits, factor: int) -> Media:
     """The chosen frames of a clip, upright and resized."""
     size = frame_size(*clip.size, factor, limits.min_pixels, limits.max_pixels)
     frames, times = None, clip.times
     if clip.pts and times is not None:
-        chosen = picks(clip.pts, frame_count(_duration(clip, times), len(times), limits))
+        chosen = _chosen(clip, times, limits)
         frames = _take(clip, [clip.pts[i] for i in chosen], lambda _, frame: frame.pts, size)
     if frames is None:  # no times in the packets, or a chosen frame cannot be decoded: choose among those that can
         times = _decoded_times(clip)

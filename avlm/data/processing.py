@@ -53,7 +53,7 @@ class Processor(Protocol):
         ...
 
     def measure(self, row: Row, infos: Sequence[MediaInfo]) -> TokenCount:
-        """Tokens of `encode(row, …)`, from what `probe` says of the row's media in reading order."""
+        """Tokens of `encode(row, …)`, from what `probe(ref, limits)` says of the row's media in reading order."""
         ...
 
     def count(self, row: Row, infos: Sequence[MediaInfo]) -> int:
@@ -70,7 +70,8 @@ class MediaShape:
     """All that token counts and positions depend on: what was read, or what will be.
 
     frames, height, width: of the frames after resizing, 0 without a picture. seconds_per_frame: their mean distance.
-    audio_samples: at 16 kHz, 0 without sound.
+    audio_samples: at 16 kHz, 0 without sound. times: when the frames are shown, in seconds; of a plan only when the
+    clip was probed with limits.
     """
 
     kind: MediaKind
@@ -79,13 +80,15 @@ class MediaShape:
     width: int = 0
     seconds_per_frame: float = 0.0
     audio_samples: int = 0
+    times: tuple[float, ...] = ()
 
 
 def shape_of(media: Media) -> MediaShape:
     """The shape of media that was read."""
     frames, height, width = media.frames.shape[:3] if media.frames is not None else (0, 0, 0)
     samples = len(media.audio) if media.audio is not None else 0
-    return MediaShape(media.kind, frames, height, width, media.seconds_per_frame, samples)
+    times = () if media.times is None else tuple(media.times.tolist())
+    return MediaShape(media.kind, frames, height, width, media.seconds_per_frame, samples, times)
 
 
 def planned_shape(info: MediaInfo, limits: MediaLimits, factor: int) -> MediaShape:
@@ -101,7 +104,8 @@ def planned_shape(info: MediaInfo, limits: MediaLimits, factor: int) -> MediaSha
     height, width = frame_size(info.height, info.width, factor, limits.min_pixels, limits.max_pixels)
     if info.kind == "image":
         return MediaShape("image", 1, height, width)
-    return MediaShape("video", frame_count(info.duration, info.frames, limits), height, width, audio_samples=samples)
+    frames = frame_count(info.duration, info.frames, limits)
+    return MediaShape("video", frames, height, width, audio_samples=samples, times=info.times)
 
 
 def limits_of(recipe: Recipe) -> MediaLimits:
@@ -157,7 +161,7 @@ def measure_rows(rows: Sequence[Row], processor: Processor) -> list[TokenCount]:
         try:
             for ref in row.media:
                 if ref not in known:
-                    known[ref] = probe(ref)
+                    known[ref] = probe(ref, processor.limits)
         except UserError as error:
             raise UserError(f"{where(row)}: {error}") from error
         counts.append(processor.measure(row, [known[ref] for ref in row.media]))

@@ -134,7 +134,7 @@ def row_stats(row: Row, processor: Processor, known: dict[MediaRef, MediaInfo]) 
     try:
         for ref in row.media:
             if ref not in known:
-                known[ref] = probe(ref)
+                known[ref] = probe(ref, processor.limits)
     except UserError as error:
         raise UserError(f"{where(row)}: {error}") from error
     infos = [known[ref] for ref in row.media]

@@ -82,6 +82,8 @@ class MediaInfo:
     has_audio: bool = False
     audio_samples: int = 0
     """Samples at 16 kHz mono that the reader returns."""
+    times: tuple[float, ...] = ()
+    """Of a clip probed with limits: when the frames that the reader takes are shown, in seconds as in `Media.times`."""
     problems: tuple[str, ...] = ()
     """What is seen to be damaged without decoding; `Media.problems` may know more."""
 

@@ -275,7 +275,7 @@ def _too_long(rows: Sequence[Row], processor: Processor, recipe: Recipe) -> dict
     from avlm.data.media import probe
     from avlm.data.rows import where
 
-    known = cache(probe)
+    known = cache(lambda ref: probe(ref, processor.limits))
     limit = recipe.data.sequence_length
     found: dict[str, str] = {}
     for row in rows:

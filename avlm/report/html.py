@@ -112,7 +112,7 @@ class _Source:
         try:
             rows = read_rows(data.train, data.video_root)
             stride = -(-len(rows) // MEASURED_ROWS)
-            known = cache(probe)
+            known = cache(lambda ref: probe(ref, processor.limits))
             values = [processor.count(row, [known(ref) for ref in row.media]) for row in rows[::stride]]
         except UserError as error:
             return Lengths([], f"not measured: {str(error).splitlines()[0]}")
