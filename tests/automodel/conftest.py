@@ -86,13 +86,17 @@ def train_here(recipe: Recipe) -> Any:
     return run_recipe(recipe)
 
 
-def train_on_two_ranks(recipes: list[Recipe], folder: Path) -> None:
-    """Train each recipe in turn in one pair of processes (importing AutoModel takes half a minute)."""
+def train_on_two_ranks(recipes: list[Recipe], folder: Path, stopped: tuple[tuple[Recipe, int], ...] = ()) -> None:
+    """Train each recipe in turn in one pair of processes (importing AutoModel takes half a minute).
+
+    stopped: recipes that are stopped after a step, then resumed.
+    """
     files = []
-    for recipe in recipes:
-        file = folder / f"{recipe.name}.yaml"
-        save_resolved(recipe, file)
-        files.append(str(file))
+    for recipe in [*recipes, *(recipe for recipe, _ in stopped)]:
+        save_resolved(recipe, folder / f"{recipe.name}.yaml")
+    files += [str(folder / f"{recipe.name}.yaml") for recipe in recipes]
+    for recipe, step in stopped:
+        files += [f"{folder / recipe.name}.yaml@{step}", f"{folder / recipe.name}.yaml"]
     command = [sys.executable, "-m", "avlm.launch.ranks", "2", "tests.automodel.ranks", *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

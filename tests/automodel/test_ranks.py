@@ -17,6 +17,7 @@ TWO: dict[str, Any] = {"parallel.devices_per_node": 2, "batch.micro_batch_size":
 LORA = {"kind": "lora", "lora": {"rank": 4, "alpha": 8, "targets": ["attention"]}}
 EXPERT_LORA = {"kind": "lora", "lora": {"rank": 4, "alpha": 8, "targets": ["attention", "experts"]}}
 FROZEN = {f"freeze.{part}": True for part in ("vision_encoder", "vision_projector", "audio_encoder", "audio_projector")}
+EP = {"fsdp": 1, "ep": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "sft": {},
     "frozen_towers": FROZEN,
@@ -34,8 +35,9 @@ def two_rank_runs(recipe_of: Callable[..., Recipe], workplace: Path) -> dict[str
         runs[f"{name}_ep"] = recipe_of(f"two_{name}_ep", {**TWO, **changes, "parallel.ep": 2})
     runs["accumulated"] = recipe_of("two_accumulated", {**TWO, "batch.micro_batch_size": 1})
     runs["checkpointed"] = recipe_of("two_checkpointed", {**TWO, "memory.activation_checkpointing": "full"})
-    train_on_two_ranks(list(runs.values()), workplace)
-    return runs
+    resumed = {f"resumed_{how}": recipe_of(f"two_resumed_{how}", {**TWO, "parallel.ep": ep}) for how, ep in EP.items()}
+    train_on_two_ranks(list(runs.values()), workplace, tuple((recipe, 4) for recipe in resumed.values()))
+    return {**runs, **resumed}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,12 @@ def test_accumulation_and_checkpointing_change_nothing(
     how: str, one_rank_runs: dict[str, Recipe], two_rank_runs: dict[str, Recipe]
 ) -> None:
     assert losses(two_rank_runs[how]) == pytest.approx(losses(one_rank_runs["sft"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("how", EP)
+def test_resume_on_two_ranks_equals_the_uninterrupted_run(how: str, two_rank_runs: dict[str, Recipe]) -> None:
+    resumed, whole = losses(two_rank_runs[f"resumed_{how}"]), losses(two_rank_runs[f"sft_{how}"])
+    assert [f"{loss:.6f}" for loss in resumed] == [f"{loss:.6f}" for loss in whole]
 
 
 def test_validation_loss_is_the_same(one_rank_runs: dict[str, Recipe], two_rank_runs: dict[str, Recipe]) -> None:
