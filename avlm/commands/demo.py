@@ -30,14 +30,13 @@ def demo(
     """Make a tiny model and clips, fine-tune, evaluate on held-out clips, report. What is there is used again."""
     from rich.console import Console
 
-    from avlm.launch.local import train_locally
+    from avlm.launch.local import check_locally, train_locally
     from avlm.launch.run import DONE_FILE
-    from avlm.recipe.load import load_recipe
     from avlm.report.html import write_report
     from avlm.utils.files import write_atomic
     from avlm.utils.quiet import quiet_loading
 
-    loaded = load_recipe(recipe, overrides or []).recipe
+    loaded, _ = check_locally(recipe, overrides or [], stack)
     folder = Path(loaded.output_dir)
     seconds: dict[str, float] = {}
 
@@ -52,7 +51,10 @@ def demo(
     base = _weights(loaded, loaded.model.checkpoint)
     accuracy = {"before": timed("evaluate", partial(_evaluate, loaded, base, "before"))}
     finished = (folder / DONE_FILE).is_file()
-    if timed("train", partial(train_locally, recipe, overrides or [], stack)):
+    code = timed("train", partial(train_locally, recipe, overrides or [], stack))
+    if code > 128:
+        raise typer.Exit(code)
+    if code:
         raise RunError("training failed; its message is above")
     trained = _weights(loaded, str(folder / "export"))
     for name in EVALUATIONS[1:]:

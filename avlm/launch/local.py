@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -10,14 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from avlm.errors import UserError
-from avlm.launch.run import STOP_FILE
+from avlm.launch.run import STOP_FILE, refuse_busy
 from avlm.recipe.schema import Recipe
+from avlm.stacks import Stack
+from avlm.utils.files import check_writable
 
 PATIENCE = 600.0
 """Seconds that ranks get for the rest of a step and a checkpoint, once they are asked to stop."""
+RANKS_PER_CORE = 8
+"""CPU ranks for each core that are still let through; more would only bring the machine to a halt."""
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -35,31 +39,40 @@ def launch(recipe: Recipe, module: str, arguments: Sequence[str], *, patience: f
     ranks = recipe.parallel.devices_per_node
     command = [sys.executable, "-m"]
     command += [module, *arguments] if ranks == 1 else ["avlm.launch.ranks", str(ranks), module, *arguments]
-    folder = Path(recipe.output_dir)
+    stop = Path(recipe.output_dir) / STOP_FILE
+    _remove(stop)  # meant for an earlier attempt
     with _noted_signals() as signals:
         process = subprocess.Popen(command, start_new_session=True, preexec_fn=_dies_with_parent())
-        deadline = float("inf")
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=0.1)
-                break
-            if signals and deadline == float("inf"):
-                deadline = time.monotonic() + patience
-                if not _asked_to_stop(folder):
-                    deadline = 0.0
-            if len(signals) > 1 or time.monotonic() > deadline:
-                _kill(process)
-                print("stopped", flush=True)
-                return 128 + signals[0]
-    if signals and code == 0:
-        return 128 + signals[0]
-    return code if code in (0, 2) else 1
+        code = _wait(process, signals, stop, patience)
+    if not signals:
+        return code if code in (0, 2) else 1
+    _remove(stop)  # it came after the last step, or was not waited for
+    return 128 + signals[0] if code in (0, None) else 2 if code == 2 else 1
 
 
-def _asked_to_stop(folder: Path) -> bool:
-    """Make the stop file; False when there is no folder yet, so nothing to save."""
+def _wait(process: subprocess.Popen[bytes], signals: list[int], stop: Path, patience: float) -> int | None:
+    """Exit code of the process, or None when it was killed."""
+    deadline = None
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=0.1)
+        if signals and deadline is None:
+            deadline = time.monotonic() + (patience if _asked_to_stop(stop) else 0.0)
+        if deadline is not None and (len(signals) > 1 or time.monotonic() >= deadline):
+            _kill(process)
+            print("stopped", flush=True)
+            return None
+
+
+def _remove(stop: Path) -> None:
+    with suppress(OSError):
+        stop.unlink()
+
+
+def _asked_to_stop(stop: Path) -> bool:
+    """Make the stop file; False when there is no folder for it yet, so nothing to save."""
     try:
-        (folder / STOP_FILE).touch()
+        stop.touch()
     except OSError:
         return False
     print("\nstopping after this step with a checkpoint; Ctrl-C again stops now", flush=True)
@@ -70,15 +83,13 @@ def _asked_to_stop(folder: Path) -> bool:
 def _noted_signals() -> Iterator[list[int]]:
     """Within the block signals that ask for an end are collected; ignored ones (`nohup`) stay ignored."""
     received: list[int] = []
-    before: dict[int, Any] = {}
-    for number in _STOPS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda number, _: received.append(number))
+    caught = [stop for stop in _STOPS if signal.getsignal(stop) is not signal.SIG_IGN]
+    before = {stop: signal.signal(stop, lambda number, _: received.append(number)) for stop in caught}
     try:
         yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
@@ -100,8 +111,53 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         for member in family:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
-        psutil.wait_procs(family[:-1], timeout=10)
+        psutil.wait_procs(family[:-1], timeout=5)
     process.wait()
+
+
+def _refuse_missing_devices(recipe: Recipe) -> None:
+    """The ranks that the recipe asks for must fit this machine."""
+    ranks = recipe.parallel.devices_per_node
+    if recipe.device == "cpu":
+        most = RANKS_PER_CORE * (os.cpu_count() or 1)
+        if ranks > most:
+            raise UserError(
+                f"parallel.devices_per_node: {ranks} ranks are too many for this machine's CPU; at most {most}"
+            )
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < ranks:
+        has = {0: "no GPU", 1: "1 GPU"}.get(found, f"{found} GPUs")
+        raise UserError(
+            f"parallel.devices_per_node is {ranks}, but this machine has {has} that PyTorch can use (`avlm doctor` "
+            "says more); lower it, or train on another machine"
+        )
+
+
+def check_locally(recipe_path: str, overrides: Sequence[str], stack: str) -> tuple[Recipe, Stack]:
+    """The recipe and the stack that trains it, once all that can be told without the data is seen to be right.
+
+    Raises:
+        UserError: a bad recipe, one that does not fit this machine, or a folder that cannot be written.
+    """
+    from avlm.recipe.checks import check
+    from avlm.recipe.load import load_recipe
+    from avlm.stacks import get_stack
+
+    loaded = load_recipe(recipe_path, overrides)
+    recipe, chosen = loaded.recipe, get_stack(stack)
+    check(recipe, loaded.places, stack=chosen.name)
+    if recipe.parallel.nodes > 1:
+        raise UserError(
+            f"parallel.nodes is {recipe.parallel.nodes}: `avlm train` starts ranks on this machine only; start "
+            f"`python -m {chosen.train_module}` on every node with torchrun or srun, or set parallel.nodes=1"
+        )
+    _refuse_missing_devices(recipe)
+    check_writable(Path(recipe.output_dir), "output_dir")
+    refuse_busy(Path(recipe.output_dir))
+    return recipe, chosen
 
 
 def train_locally(recipe_path: str, overrides: Sequence[str], stack: str) -> int:
@@ -110,28 +166,13 @@ def train_locally(recipe_path: str, overrides: Sequence[str], stack: str) -> int
     Raises:
         UserError: bad recipe or data; nothing has been started or written.
     """
-    from avlm.launch.run import prepare, refuse_busy
-    from avlm.recipe.checks import check
-    from avlm.recipe.load import load_recipe
-    from avlm.stacks import get_stack
-    from avlm.utils.quiet import quiet_loading
+    from avlm.launch.run import prepare
 
-    loaded = load_recipe(recipe_path, overrides)
-    chosen = get_stack(stack)
-    check(loaded.recipe, loaded.places, stack=chosen.name)
-    if loaded.recipe.parallel.nodes > 1:
-        raise UserError(
-            f"parallel.nodes is {loaded.recipe.parallel.nodes}: `avlm train` starts ranks on this machine only; start "
-            f"`python -m {chosen.train_module}` on every node with torchrun or srun, or set parallel.nodes=1"
-        )
-    refuse_busy(Path(loaded.recipe.output_dir))
-    with quiet_loading():
-        run = prepare(loaded.recipe, stack=chosen.name, main=False)
+    recipe, chosen = check_locally(recipe_path, overrides, stack)
+    run = prepare(recipe, stack=chosen.name, main=False)
     if run.done:
-        print(f"{loaded.recipe.name}: all {run.steps} steps are done and exported in {run.folder}")
+        print(f"{recipe.name}: all {run.steps} steps are done and exported in {run.folder}")
         return 0
-    print(f"{loaded.recipe.name}: {len(run.rows)} rows, {run.steps} steps, {chosen.name}; log in {run.folder / 'logs'}")
-    code = launch(loaded.recipe, chosen.train_module, [recipe_path, *overrides])
-    if code > 128 and run.done:  # the signal came after the last step
-        return 0
-    return code
+    print(f"{recipe.name}: {len(run.rows)} rows, {run.steps} steps, {chosen.name}; log in {run.folder / 'logs'}")
+    code = launch(recipe, chosen.train_module, [recipe_path, *overrides])
+    return 0 if code > 128 and run.done else code  # a signal after the last step changes nothing

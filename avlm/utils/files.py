@@ -6,7 +6,31 @@ import os
 import tempfile
 from pathlib import Path
 
-from avlm.errors import RunError
+from avlm.errors import RunError, UserError
+
+
+def check_writable(folder: Path, field: str) -> None:
+    """Look whether `folder` is there and can be written, or can be made. Nothing is written.
+
+    Raises `UserError`, beginning with `field`, when a file is in the way or permission is missing.
+    """
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if _exists(path))
+    except OSError as error:
+        raise UserError(f"{field}: {folder} is no folder that can be made: {error.strerror}") from None
+    if not nearest.is_dir():
+        what = "is a file" if nearest == folder else f"cannot be made: {nearest} is a file"
+        raise UserError(f"{field}: {folder} {what}; give a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{field}: {folder} cannot be written: no permission in {nearest}; give another folder")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def write_atomic(path: Path, text: str) -> None:
