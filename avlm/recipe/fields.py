@@ -45,7 +45,8 @@ def _limits(metadata: Sequence[Any]) -> tuple[list[str], int | None, int | None]
     flat: list[Any] = []
     for item in metadata:
         flat += item.metadata if isinstance(item, FieldInfo) else [item]
-    bounds = [f"{sign} {getattr(m, name):g}" for name, sign in _BOUNDS for m in flat if hasattr(m, name)]
+    found = [(sign, getattr(m, name)) for name, sign in _BOUNDS for m in flat if hasattr(m, name)]
+    bounds = [f"{sign} {value:,}" if isinstance(value, int) else f"{sign} {value:g}" for sign, value in found]
     least = next((m.min_length for m in flat if hasattr(m, "min_length")), None)
     most = next((m.max_length for m in flat if hasattr(m, "max_length")), None)
     return bounds, least, most
@@ -69,7 +70,8 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return "block of native keys"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "block of keys"
-    return " ".join([_WORDS[annotation], " and ".join(bounds)]).strip()
+    word = _WORDS[annotation] + (", not empty" if annotation is str and least else "")
+    return " ".join([word, " and ".join(bounds)]).strip()
 
 
 def _section_of(annotation: Any) -> type[Section] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from avlm.recipe.fields import SchemaField, describe, keys_of, schema_fields
 from avlm.recipe.schema import Recipe
 from avlm.recipe.yaml12 import Node
 from avlm.utils.files import write_atomic
+from avlm.utils.text import clipped
 
 COMMAND_LINE = Place("command line")
 """Place of a value that was given as an override."""
@@ -140,12 +142,12 @@ def find_recipe(name: str) -> str:
     for folder in (Path(), *recipe_roots()):
         for ending in endings:
             path = folder / (name + ending)
-            if path.is_file():
+            if os.path.isfile(path):
                 return _short(path)
     known = list(shipped_recipes())
     near = difflib.get_close_matches(name.removesuffix(".yaml"), known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else "`avlm recipe list` shows those that ship"
-    raise UserError(f"{name}: there is no such recipe file or short name; {hint}")
+    raise UserError(f"{clipped(name)}: there is no such recipe file or short name; {hint}")
 
 
 def _short(path: Path) -> str:
@@ -191,7 +193,9 @@ def _read(path: str, chain: tuple[str, ...], problems: list[str]) -> Node | None
         problems.append(f"{base.place}: base: goes round in a circle: {' -> '.join((*chain, path, below))}")
         return tree
     if not os.path.isfile(below):
-        problems.append(f"{base.place}: base: {below} does not exist")
+        near = next((below + ending for ending in _SUFFIXES if os.path.isfile(below + ending)), None)
+        hint = f"did you mean {near}?" if near else "it takes a file name with its ending, relative to this file"
+        problems.append(f"{base.place}: base: {below} does not exist; {hint}")
         return tree
     low = _read(below, (*chain, path), problems)
     return None if low is None else yaml12.merge(low, tree)
@@ -342,19 +346,20 @@ def _needs(field: SchemaField) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        return f'"{value}"'
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return "a block of keys" if isinstance(value, dict) else str(value)
+    if isinstance(value, list):
+        return clipped(f"[{', '.join(map(_shown, value[:8]))}{', …' if len(value) > 8 else ''}]")
+    if isinstance(value, dict):
+        return "a block of keys"
+    return clipped(f'"{value}"' if isinstance(value, str) else str(value))
 
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _hint(field: SchemaField, value: Any) -> str:
@@ -373,7 +378,8 @@ def _hint(field: SchemaField, value: Any) -> str:
     if field.type.startswith("text") and isinstance(value, bool | int | float):
         return f'; write it in quotes: "{_shown(value)}"'
     if field.section and value is None:
-        return "; leave the block out for its defaults, or write keys below it"
+        optional = "" if field.required else "leave the block out for its defaults, or "
+        return f"; {optional}write keys below it"
     if field.type.startswith("list") and not isinstance(value, list | dict):
-        return ", also for one: [" + str(value) + "]"
+        return f", also for one: [{clipped(str(value))}]"
     return ""

@@ -21,6 +21,7 @@ StackName = Literal["automodel", "megatron_bridge", "zero_offload"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -34,7 +35,7 @@ class Model(Section):
 
     family: FamilyName
     """Model family: names the component map, the processor and the token arithmetic in `avlm/models/`."""
-    checkpoint: str
+    checkpoint: Name
     """Hugging Face directory, or hub id, of the weights and the processor to start from."""
     revision: str | None = None
     """Hub commit, tag or branch of `checkpoint`; a local directory takes none."""
@@ -122,7 +123,7 @@ class Data(Section):
     """JSONL files of training rows (one name is accepted for a list of one)."""
     validation: list[str] = []
     """JSONL files of validation rows; may be empty."""
-    video_root: str = "."
+    video_root: Name = "."
     """Folder that media paths in rows are relative to; no path may leave it."""
     sample_ratio: Fraction = 1.0
     """Share of the training rows that is used, chosen by `seed`."""
@@ -232,7 +233,7 @@ class Logging(Section):
 class Recipe(Section):
     """One run: model, method, data, schedule, hardware."""
 
-    name: str
+    name: Name
     """Short name of the run; used in reports, W&B and job names."""
     model: Model
     method: Method = Method()
@@ -247,9 +248,9 @@ class Recipe(Section):
     logging: Logging = Logging()
     device: Literal["cuda", "cpu"] = "cuda"
     """What the ranks run on. `cpu` is for tiny models, tests and demos (gloo, float32)."""
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of data order, adapter initialisation and dropout."""
-    output_dir: str
+    output_dir: Name
     """Folder of this run: checkpoints, export, metrics, report."""
     automodel: dict[str, Any] = {}
     """Native AutoModel keys, dotted (`model.backend.attn: te`): set after translation, checked against AutoModel's

@@ -15,6 +15,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from avlm.errors import Place
+from avlm.utils.text import clipped
 
 MOST_VALUES = 100_000
 """Values in one document. More are there when aliases multiply each other, or when the file is no recipe."""
@@ -184,7 +185,11 @@ class _Converter:
                     raise ValueError
                 return number
         except (KeyError, ValueError):
-            self._problems.append(f"{self._at(node)}: {text!r} is not a finite value that YAML's {kind} can hold")
+            shown = clipped(repr(text))
+            self._problems.append(f"{self._at(node)}: {shown} is not a finite value that YAML's {kind} can hold")
+            return None
+        if kind == "str" and "\0" in text:
+            self._problems.append(f"{self._at(node)}: {clipped(repr(text))} holds the character U+0000")
             return None
         if kind != "str":
             self._problems.append(f"{self._at(node)}: the tag {node.tag} is not used in recipes; write the value only")

@@ -67,7 +67,12 @@ def test_base_circle(write: Write) -> None:
 
 @pytest.mark.parametrize(
     ("base", "part"),
-    [("gone.yaml", "gone.yaml does not exist"), ("[a.yaml]", "one recipe file"), ("3", "one recipe file")],
+    [
+        ("gone.yaml", "gone.yaml does not exist; it takes a file name with its ending, relative to this file"),
+        ("r", "r does not exist; did you mean r.yaml?"),
+        ("[a.yaml]", "one recipe file"),
+        ("3", "one recipe file"),
+    ],
 )
 def test_base_that_cannot_be(write: Write, base: str, part: str) -> None:
     message = problem(write(f"{MINIMAL}base: {base}"))
@@ -122,6 +127,26 @@ def test_wrong_overrides(write: Write, override: str, message: str) -> None:
     assert problem(write(), override).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr=nan", 'command line: optimizer.lr: "nan" is wrong; it takes number > 0'),
+        ("output_dir=''", 'command line: output_dir: "" is wrong; it takes text, not empty'),
+        ("batch=", "command line: batch: null is wrong; it takes block of keys; write keys below it"),
+    ],
+)
+def test_wrong_overrides_in_full(write: Write, override: str, message: str) -> None:
+    assert problem(write(), override) == message
+
+
+def test_long_values_are_not_repeated_whole(write: Write) -> None:
+    for override in ("optimizer.lr=" + "x" * 9000, f"optimizer.lr=[{'1, ' * 9000}]", "seed=" + "9" * 9000):
+        assert len(problem(write(), override)) < 300
+    with pytest.raises(UserError) as caught:
+        load_recipe("x" * 9000)
+    assert len(str(caught.value)) < 300
+
+
 # ---- problems of a file ----
 
 
@@ -145,6 +170,9 @@ def test_wrong_overrides(write: Write, override: str, message: str) -> None:
         ("parallel: {strategy: fsdp}", 'r.yaml:8: parallel.strategy: "fsdp" is wrong; it takes one of fsdp2, ddp'),
         ("freeze: {vision_encoder: no}", "takes true or false, without quotes (yes, no, on and off are text)"),
         ("evaluation:", "r.yaml:8: evaluation: null is wrong; it takes block of keys; leave the block out"),
+        ("optimizer: {lr: NaN}", 'r.yaml:8: optimizer.lr: "NaN" is wrong; it takes number > 0'),
+        ("seed: 4294967296", "seed: 4294967296 is wrong; it takes whole number ≥ 0 and < 4,294,967,296"),
+        ('logging: {wandb_project: "a\\0"}', "r.yaml:8: 'a\\x00' holds the character U+0000"),
         ("logging: {wandb_entity: 3}", 'it takes text or null; write it in quotes: "3"'),
         ("method: {lora: {targets: attention}}", "also for one: [attention]"),
         ("name: other", "r.yaml:8: `name` is given twice, first at r.yaml:1"),
