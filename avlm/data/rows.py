@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from avlm.data.types import MediaKind, MediaRef, Role, Row, Text, Turn
 from avlm.errors import Place, UserError
+from avlm.utils.text import clipped
 
 ROW_KEYS = ("id", "class", "conversation")
 TURN_KEYS = ("role", "content")
@@ -68,7 +69,9 @@ def scan_rows(paths: Sequence[str | Path], video_root: str | Path) -> tuple[list
             try:
                 row = _row(line, path, number, folder)
                 if row.id in first_seen:
-                    raise _BadRow(f"id {row.id!r} is used before, at {first_seen[row.id]}; ids must differ")
+                    raise _BadRow(
+                        f"id {clipped(repr(row.id))} is used before, at {first_seen[row.id]}; ids must differ"
+                    )
             except _BadRow as bad:
                 problems.append(Problem(place, str(bad), _id_of(line)))
                 continue
@@ -100,7 +103,8 @@ def where(row: Row) -> str:
 def problem_list(problems: Sequence[Problem]) -> str:
     """A message with the total and the first 20 problems, one a line."""
     count = len(problems)
-    lines = [f"{count} bad row{'s' if count != 1 else ''} in the data:"]
+    what = "bad row" if all(p.place.line for p in problems) else "problem"
+    lines = [f"{count} {what}{'s' if count != 1 else ''} in the data:"]
     lines += [f"  {p}" for p in problems[:SHOWN]]
     if count > SHOWN:
         lines.append(f"  … and {count - SHOWN} more")
@@ -140,15 +144,16 @@ class _Folder:
         return found
 
     def _look_up(self, name: str) -> Path | str:
+        shown = clipped(repr(name))
         if "\0" in name:
-            return f"path {name!r} has a NUL character"
+            return f"path {shown} has a NUL character"
         real = os.path.realpath(os.path.join(self.real, name))
         if os.path.commonpath([real, self.real]) != self.real:
-            return f"path {name!r} leaves video_root ({self.root}); paths must stay inside it, symbolic links included"
+            return f"path {shown} leaves video_root ({self.root}); paths must stay inside it, symbolic links included"
         if not os.path.exists(real):
-            return f"media file {name!r} does not exist in video_root ({self.root})"
+            return f"media file {shown} does not exist in video_root ({self.root})"
         if not os.path.isfile(real):
-            return f"path {name!r} is not a file"
+            return f"path {shown} is not a file"
         return Path(real)
 
 
@@ -182,7 +187,10 @@ def _parse(line: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise _BadRow(f"not UTF-8: byte {error.start + 1} of the line cannot be decoded") from None
     except json.JSONDecodeError as error:
-        raise _BadRow(f"not JSON: {error.msg} at column {error.colno}") from None
+        hint = "; a row is one object on one line, without a list around the rows" if line.lstrip()[:1] == b"[" else ""
+        raise _BadRow(f"not JSON: {error.msg} at column {error.colno}{hint}") from None
+    except ValueError:  # of `int`
+        raise _BadRow("not a row: it holds a number of thousands of digits") from None
     except RecursionError:
         raise _BadRow("not a row: nested too deep") from None
 
@@ -191,7 +199,7 @@ def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise _BadRow(f"key {key!r} is given twice")
+            raise _BadRow(f"key {clipped(repr(key))} is given twice")
         result[key] = value
     return result
 
@@ -249,7 +257,7 @@ def _check_order(turns: Sequence[Turn]) -> None:
     """A system turn first if there is one, then user and assistant in turn, the assistant last."""
     roles = [turn.role for turn in turns]
     if "assistant" not in roles:
-        raise _BadRow("the row has no assistant answer")
+        raise _BadRow('the row has no assistant answer; its last turn must be {"role": "assistant", "content": "…"}')
     for index, role in enumerate(roles, 1):
         if role == "system":
             if index > 1:
@@ -274,11 +282,12 @@ def _object(value: Any, at: str, form: str) -> dict[str, Any]:
 def _no_unknown_keys(data: dict[str, Any], known: Sequence[str], at: str) -> None:
     for key in data:
         if key not in known:
-            raise _BadRow(f"{at} has an unknown key {key!r}{_nearest(key, known)}")
+            raise _BadRow(f"{at} has an unknown key {clipped(repr(key))}{_nearest(key, known)}")
 
 
 def _nearest(value: Any, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
+    short = isinstance(value, str) and len(value) < 100  # matching takes long on long text
+    near = difflib.get_close_matches(value.lower(), known, n=1) if short else []
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 

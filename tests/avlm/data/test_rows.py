@@ -79,6 +79,8 @@ def test_byte_order_mark_and_other_languages(tmp_path: Path, root: Path) -> None
 
 BAD = [
     ('{"conversation": [', "not JSON"),
+    ("[", "a row is one object on one line, without a list around the rows"),
+    ('{"id": ' + "9" * 5000 + "}", "not a row: it holds a number of thousands of digits"),
     (b"\xff{}", "not UTF-8"),
     ('{"conversation": "\\ud800"}', "not Unicode"),
     ("[1]", "a row must be an object"),
@@ -105,7 +107,7 @@ BAD = [
     (row(turn("user", [{"type": "text", "text": None}]), ANSWER), "a text item needs 'text'"),
     (row(turn("user", " "), ANSWER), "the user turn is empty"),
     (row(turn("user", []), ANSWER), "the user turn is empty"),
-    (row(turn("user", "a")), "no assistant answer"),
+    (row(turn("user", "a")), 'no assistant answer; its last turn must be {"role": "assistant"'),
     (row(turn("user", "a"), turn("assistant", " ")), "answer is empty"),
     (row(turn("user", "a"), turn("assistant", [])), "answer is empty"),
     (row(turn("user", "a"), ANSWER, turn("user", "b")), "last turn must be the assistant's answer, not user"),
@@ -171,3 +173,19 @@ def test_all_problems_in_one_error(tmp_path: Path, root: Path) -> None:
     assert lines[0] == "25 bad rows in the data:"
     assert [f"{file}:{n}:" in line for n, line in enumerate(lines[1:21], 1)] == [True] * 20
     assert lines[21:] == ["  … and 5 more"]
+
+
+@pytest.mark.parametrize(
+    "long",
+    [row(**{"k" * 200_000: 1}), row(question(item("video", "x" * 200_000)), ANSWER), row(turn("r" * 200_000, "a"))],
+)
+def test_long_values_are_not_repeated_whole(long: Any, tmp_path: Path, root: Path) -> None:
+    _, problems = scan_rows([write(tmp_path, long)], root)
+    assert len(problems) == 1 and len(problems[0].reason) < 300
+
+
+def test_an_empty_dataset_is_no_bad_row(tmp_path: Path, root: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n \n")
+    with pytest.raises(UserError, match=r"1 problem in the data:\n  .*rows.jsonl: the dataset is empty"):
+        read_rows([file], root)
