@@ -16,6 +16,7 @@ from avlm.data.sampling import frame_count, frame_size
 from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaKind, MediaLimits, MediaRef, Row, Sample
 from avlm.errors import UserError
 from avlm.models.base import get_family
+from avlm.models.checkpoint import check_checkpoint
 
 if TYPE_CHECKING:
     from avlm.recipe.schema import Data, Recipe
@@ -130,7 +131,9 @@ def load_processor(recipe: Recipe, checkpoint: str | Path | None = None) -> Proc
 
     Raises `UserError` when the checkpoint is missing or of another model.
     """
-    module, name = get_family(recipe.model.family).processing.split(":")
+    family = get_family(recipe.model.family)
+    check_checkpoint(str(checkpoint or recipe.model.checkpoint), family, "" if checkpoint else "model.checkpoint: ")
+    module, name = family.processing.split(":")
     kind = getattr(importlib.import_module(module), name)
     if checkpoint is not None:
         return kind(str(checkpoint), limits_of(recipe))

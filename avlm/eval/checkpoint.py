@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from avlm.errors import UserError
+from avlm.models.base import get_family
+from avlm.models.checkpoint import ADAPTER_CONFIG, check_checkpoint
 from avlm.recipe.schema import Recipe
 from avlm.utils.folder import file_hash
 
-ADAPTER_CONFIG = "adapter_config.json"
 _COUNTED = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
 """Endings of files that can change what a checkpoint answers."""
 
@@ -50,34 +50,11 @@ def choose(recipe: Recipe, checkpoint: str | None = None, adapter: str | None = 
     trained = checkpoint not in (None, base) or adapter is not None
     if checkpoint not in (None, base):
         base, revision = str(checkpoint), None
-    _check_model(base, recipe, "model.checkpoint: " if base == recipe.model.checkpoint else "")
+    field = "model.checkpoint: " if base == recipe.model.checkpoint else ""
+    check_checkpoint(base, get_family(recipe.model.family), field)
     if adapter is not None and not (Path(adapter) / ADAPTER_CONFIG).is_file():
         raise UserError(f"{adapter}: is not an adapter's folder ({ADAPTER_CONFIG} is missing)")
     return Weights(base, revision, adapter, trained)
-
-
-def _check_model(checkpoint: str, recipe: Recipe, field: str) -> None:
-    """Look at a local folder's config.json; a hub id is looked at when it is loaded. `field` starts the message."""
-    folder = Path(checkpoint)
-    if not folder.exists():
-        if folder.is_absolute() or checkpoint.startswith((".", "~")) or checkpoint.count("/") != 1:
-            raise UserError(
-                f"{field}{checkpoint}: no such checkpoint; give a Hugging Face folder or a hub id (owner/name)"
-            )
-        return
-    config = folder / "config.json"
-    if not config.is_file():
-        raise UserError(f"{field}{checkpoint}: is not a Hugging Face checkpoint (config.json is missing)")
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))["model_type"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{config}: does not say which model this is (no model_type)") from None
-    family = recipe.model.family
-    if not str(found).startswith(family):
-        raise UserError(
-            f"{field}{checkpoint}: is a checkpoint of another model: its model_type is {found}, the recipe's "
-            f"model.family is {family}"
-        )
 
 
 def identity(weights: Weights) -> dict[str, str | None]:

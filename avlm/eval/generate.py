@@ -20,6 +20,7 @@ from avlm.eval.ablations import Ablation, ablate
 from avlm.eval.answers import find_choices
 from avlm.eval.checkpoint import Weights, identity
 from avlm.eval.predictions import PredictionsFile
+from avlm.models.checkpoint import check_weights
 from avlm.recipe.schema import Recipe
 from avlm.utils.folder import file_hash
 from avlm.utils.quiet import quiet_loading
@@ -108,6 +109,7 @@ def infer(
 
     device = _device(recipe)
     own = weights.checkpoint == recipe.model.checkpoint
+    check_weights(weights.checkpoint, "model.checkpoint: " if own else "")
     with quiet_loading():
         processor = load_processor(recipe, None if own else weights.checkpoint)
     too_long = _too_long(pending, processor, recipe)

@@ -134,6 +134,7 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     from avlm.data.packing import pack
     from avlm.data.processing import load_processor
     from avlm.data.rows import has_rows, read_rows
+    from avlm.models.checkpoint import check_weights
     from avlm.recipe.horizon import horizon
 
     folder = Path(recipe.output_dir)
@@ -143,6 +144,7 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     with_rows = [path for path in data.validation if has_rows(path)]
     validation = read_rows(with_rows, data.video_root) if with_rows else []
     processor = load_processor(recipe)
+    check_weights(recipe.model.checkpoint)
     rows, lengths, skipped = _fitting(rows, processor, data)
     validation, _, skipped_validation = _fitting(validation, processor, data)
     _refuse_other_rows(folder, lengths)

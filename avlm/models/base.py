@@ -17,12 +17,14 @@ class Family:
     components: component -> prefixes of parameter names ("visual.merger."). The longest matching prefix wins, so a
         projector may live inside its encoder. Together the prefixes cover every parameter exactly once.
     lora_targets: LoRA target -> regular expressions that match whole module names inside the language model.
+    model_types: `model_type` of its checkpoints' `config.json`.
     processing: "module:Class" of the family's `avlm.data.processing.Processor`, imported on first use.
     """
 
     name: str
     components: Mapping[Component, tuple[str, ...]]
     lora_targets: Mapping[LoraTarget, tuple[str, ...]]
+    model_types: tuple[str, ...]
     processing: str
 
     def component_of(self, parameter: str) -> Component:

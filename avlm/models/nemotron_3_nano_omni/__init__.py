@@ -36,5 +36,6 @@ FAMILY = Family(
         "shared_experts": (rf"{_MIXER}\.shared_experts\.(?:up|down)_proj",),
         "experts": (rf"{_MIXER}\.experts", rf"{_MIXER}\.experts\.\d+\.(?:up|down)_proj"),
     },
+    model_types=("NemotronH_Nano_Omni_Reasoning_V3",),
     processing="avlm.models.nemotron_3_nano_omni.processing:Nemotron3NanoOmniProcessor",
 )

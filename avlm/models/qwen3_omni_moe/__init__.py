@@ -35,5 +35,6 @@ FAMILY = Family(
         "attention": (rf"{_LAYER}\.self_attn\.[qkvo]_proj",),
         "experts": (rf"{_LAYER}\.mlp\.experts",),
     },
+    model_types=("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
     processing="avlm.models.qwen3_omni_moe.processing:Qwen3OmniProcessor",
 )

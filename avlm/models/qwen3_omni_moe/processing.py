@@ -28,7 +28,12 @@ from avlm.models.qwen3_omni_moe.positions import MediaSpan, Span, TextSpan, rope
 if TYPE_CHECKING:
     import torch
 
-MODEL_TYPES = ("qwen3_omni_moe", "qwen3_omni_moe_thinker")
+NEEDED = (
+    ("tokenizer.json", "vocab.json"),
+    ("tokenizer_config.json",),
+    ("processor_config.json", "preprocessor_config.json"),
+)
+"""Files of a checkpoint that make its processor; of each group one is enough."""
 
 
 class Qwen3OmniProcessor:
@@ -198,24 +203,33 @@ class Qwen3OmniProcessor:
         return out["input_features"][0]
 
     def _id(self, token: str) -> int:
-        return self.tokenizer.convert_tokens_to_ids(token)
+        found: int | None = self.tokenizer.convert_tokens_to_ids(token)
+        if found is None or self.tokenizer.convert_ids_to_tokens(found) != token:
+            raise UserError(f"model.checkpoint: {self.tokenizer.name_or_path}: its tokenizer has no token {token!r}")
+        return found
 
 
 def _load(checkpoint: str, revision: str | None) -> tuple[Any, Any]:
     """The Hugging Face processor and the thinker's config."""
     from transformers import AutoConfig, Qwen3OmniMoeProcessor
 
+    from avlm.models.qwen3_omni_moe import FAMILY
+
+    at, local = f"model.checkpoint: {checkpoint}", Path(checkpoint).is_dir()
     try:
         config = AutoConfig.from_pretrained(checkpoint, revision=revision)
-        if config.model_type not in MODEL_TYPES:
-            raise UserError(
-                f"model.checkpoint: {checkpoint} is a {config.model_type} checkpoint, but model.family is "
-                "qwen3_omni_moe"
-            )
+        if config.model_type not in FAMILY.model_types:
+            raise UserError(f"{at} is a {config.model_type} checkpoint, but model.family is {FAMILY.name}")
+        for names in NEEDED:
+            if local and not any((Path(checkpoint) / name).is_file() for name in names):
+                raise UserError(
+                    f"{at} lacks {' or '.join(names)}; copy the processor's files from the model it is from"
+                )
         processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint, revision=revision)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"model.checkpoint: {checkpoint} has no Qwen3-Omni configuration and processor: {reason}"
-        ) from error
+        where = "" if local else " (no such folder here, so it was looked for on the hub)"
+        raise UserError(f"{at}{where} has no Qwen3-Omni configuration and processor: {reason}") from error
+    if not (processor.chat_template or processor.tokenizer.chat_template):
+        raise UserError(f"{at} has no chat template; copy chat_template.jinja from the model it is from")
     return processor, getattr(config, "thinker_config", config)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -376,6 +377,39 @@ def test_a_checkpoint_of_another_model(tiny_checkpoint: Path, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UserError, match="is a llama checkpoint"):
         Qwen3OmniProcessor(str(tmp_path), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tokenizer.json", "lacks tokenizer.json or vocab.json; copy"),
+        ("tokenizer_config.json", "lacks tokenizer_config.json; copy"),
+        ("processor_config.json", "lacks processor_config.json or preprocessor_config.json; copy"),
+        ("chat_template.jinja", "has no chat template; copy chat_template.jinja"),
+    ],
+)
+def test_a_processor_that_lacks_a_file(name: str, message: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint, copy)
+    (copy / name).unlink()
+    with pytest.raises(UserError, match=f"model.checkpoint: {copy} {message}"):
+        Qwen3OmniProcessor(str(copy), LIMITS)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "processor_config.json", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("text", ["{}", "[", "[1]", '{"image_token": "<|no_such|>"}'])
+def test_a_processor_with_a_bad_file(name: str, text: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Whatever upstream says of it: one message that names the checkpoint, or a processor that works."""
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint, copy)
+    (copy / name).write_text(text)
+    try:
+        processor = Qwen3OmniProcessor(str(copy), LIMITS)
+    except UserError as error:
+        assert f"model.checkpoint: {copy}" in str(error)
+    else:
+        row, media = make_row(*UNIFORM["image, video with sound, audio"])
+        assert len(processor.encode(row, media).input_ids) > 20
 
 
 def test_saved_processor_is_the_same(processor: Qwen3OmniProcessor, tiny_checkpoint: Path, tmp_path: Path) -> None:
