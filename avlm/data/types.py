@@ -98,6 +98,7 @@ class Media:
     audio: [N] float32 in [-1, 1], 16 kHz mono, or None when the file has no sound or it was not asked for.
     cut_seconds: sound left out at the end because of `max_audio_seconds`.
     problems: what is damaged about the file; empty for a sound one.
+    fallback: why the fast way to read the file was not taken; empty when it was.
     """
 
     kind: MediaKind
@@ -107,6 +108,7 @@ class Media:
     audio: np.ndarray | None = None
     cut_seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
+    fallback: str = ""
 
 
 @dataclass
