@@ -6,10 +6,14 @@ AutoModel's own VLM input path loses the sound of packed samples and their 3-D p
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from avlm.launch.run import Run
 
 TOKENS, DOC = "tokens", "doc"
@@ -46,15 +50,26 @@ def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
     batch = {key: value for key, value in batch.items() if key != TOKENS}
     doc = batch.pop(DOC, None)
     if doc is not None:
-        import torch
-
-        length = doc.shape[1]
-        same = doc[:, :, None] == doc[:, None, :]
-        causal = torch.ones(length, length, dtype=torch.bool, device=doc.device).tril()
-        alone = torch.eye(length, dtype=torch.bool, device=doc.device)
-        batch["attention_mask"] = ((same & causal & (doc > 0)[:, :, None]) | alone)[:, None]
+        batch["attention_mask"] = block_mask(doc)
         batch["padding_mask"] = doc == 0
     return batch
+
+
+def block_mask(doc: torch.Tensor) -> torch.Tensor:
+    """[B, 1, S, S] bool of documents [B, S] (1, 2, …; 0 is padding): causal within each, padding sees itself only."""
+    import torch
+
+    length = doc.shape[1]
+    same = doc[:, :, None] == doc[:, None, :]
+    causal = torch.ones(length, length, dtype=torch.bool, device=doc.device).tril()
+    alone = torch.eye(length, dtype=torch.bool, device=doc.device)
+    return ((same & causal & (doc > 0)[:, :, None]) | alone)[:, None]
+
+
+def inputs_of(family: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes model arguments of our batches: `model_inputs` of `automodel/families/<family>.py`, or ours."""
+    module = importlib.import_module(f"automodel.families.{family}")
+    return getattr(module, "model_inputs", model_inputs)
 
 
 @dataclass

@@ -20,9 +20,16 @@ from nemo_automodel.recipes._typed_config import RecipeConfig
 from nemo_automodel.recipes.vlm.finetune import FinetuneRecipeForVLM
 
 from automodel import towers
-from automodel.batches import TOKENS, Batches, model_inputs
+from automodel.batches import TOKENS, Batches, inputs_of
 from automodel.cpu import on_cpu
-from automodel.patches import expert_lora_tokens, nemotron_frozen_towers, packed_padding_mask, visual_masks
+from automodel.patches import (
+    expert_lora_tokens,
+    mamba_out_adapter,
+    nemotron_frozen_towers,
+    nemotron_media,
+    packed_padding_mask,
+    visual_masks,
+)
 from automodel.patches.adapter_init import adapters_from_seed
 from automodel.patches.freeze_by_component import freeze_by_component
 from automodel.trainable import assert_trainable
@@ -60,6 +67,7 @@ class Finetune(FinetuneRecipeForVLM):
     def __init__(self, native: dict[str, Any], run: Run) -> None:
         super().__init__(_Config(native, run))
         self._run = run
+        self._inputs = inputs_of(run.recipe.model.family)
         self._metrics: MetricsWriter | None = None
         self._unsupervised_steps = 0
         self._step_facts: dict[str, Any] = {}
@@ -86,6 +94,8 @@ class Finetune(FinetuneRecipeForVLM):
         expert_lora_tokens.apply(model)
         if recipe.model.family == "nemotron_3_nano_omni":
             nemotron_frozen_towers.apply(model, recipe)
+            nemotron_media.apply(model)
+            mamba_out_adapter.apply(model)
         if recipe.model.family == "qwen3_omni_moe":
             visual_masks.apply(model)
             if recipe.data.packing.enabled:
@@ -128,7 +138,7 @@ class Finetune(FinetuneRecipeForVLM):
         return sample
 
     def _forward_backward_step(self, idx: int, batch: dict[str, Any], **kwargs: Any) -> None:
-        super()._forward_backward_step(idx, model_inputs(batch), **kwargs)
+        super()._forward_backward_step(idx, self._inputs(batch), **kwargs)
 
     def log_train_metrics(self, log_data: Any) -> None:
         """Write the step's metrics; look for the stop file."""
@@ -163,7 +173,7 @@ class Finetune(FinetuneRecipeForVLM):
 
     def _run_validation_epoch(self, val_dataloader: Any) -> Any:
         val_dataloader.set_epoch(0)
-        return super()._run_validation_epoch(model_inputs(batch) for batch in val_dataloader)
+        return super()._run_validation_epoch(self._inputs(batch) for batch in val_dataloader)
 
     def log_val_metrics(self, log_data: Any) -> None:
         """Write the validation loss."""

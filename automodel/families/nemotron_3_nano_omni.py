@@ -1,9 +1,16 @@
-"""Nemotron-3-Nano-Omni: AutoModel's class and its configuration, for building on the meta device.
+"""Nemotron-3-Nano-Omni: AutoModel's class, its configuration for building on the meta device, its batches.
 
 The class takes its vision tower from `AutoModel.from_config(config.vision_config, trust_remote_code=True)`: RADIO,
 whose code lies in the checkpoint's repository only. `RadioShapes` stands in for it where models are counted: the same
 parameter names and shapes (patch generator: `megatron/core/models/vision/radio.py`; blocks: timm's ViT), no forward
 pass.
+
+Packs: attention layers read a block-diagonal mask, Mamba layers a number for each document (`seq_idx` of the kernel, at
+whose changes state and convolution start anew). AutoModel makes the second from `_packed_seq_ids`, so a pack has both,
+as from its own collator for this attention (`neat_packed_vlm_collater`). Two differences: padding sees itself rather
+than nothing, and a pack of one document has numbers too, without which Mamba layers would be given the four-dimensional
+mask. Its other form, THD with Transformer Engine (`packed_sequence_thd_vlm_collater`), cannot be used with this class:
+`nemotron_omni/model.py` of 0.6.0 does not hand on the positions that it asks for.
 """
 
 from __future__ import annotations
@@ -11,6 +18,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from automodel.batches import DOC, TOKENS, block_mask
 
 NOTES: tuple[str, ...] = (
     "vision tower: parameter shapes of RADIO ViT-H/16 only, its code comes with the checkpoint; "
@@ -48,6 +57,27 @@ def config_from(architecture: dict[str, Any]) -> Any:
 def config_in(folder: Path) -> Any:
     """None: a checkpoint directory of this family describes its vision tower by code."""
     return None
+
+
+def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch of ours as the patched model takes it (`automodel.patches.nemotron_media`)."""
+    batch = {key: value for key, value in batch.items() if key != TOKENS}
+    if DOC in batch:
+        batch = packed_inputs(batch)
+    if "input_features" in batch:
+        from torch.nn.functional import pad
+
+        batch["sound_features"] = batch.pop("input_features").transpose(1, 2)
+        frames = batch.pop("feature_attention_mask").bool()  # the last one of each sound is behind it and empty
+        batch["sound_attention_mask"] = pad(frames[:, 1:], (0, 1), value=False)
+    return batch
+
+
+def packed_inputs(batch: dict[str, Any]) -> dict[str, Any]:
+    """A packed batch with what keeps documents apart: a mask [B, 1, S, S], numbers [B, S] in `_packed_seq_ids`."""
+    batch = dict(batch)
+    doc = batch.pop(DOC)
+    return {**batch, "attention_mask": block_mask(doc), "_packed_seq_ids": doc}
 
 
 @cache
