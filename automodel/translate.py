@@ -232,8 +232,9 @@ def translate(recipe: Recipe, steps: int | None = None) -> dict[str, Any]:
 
     Args:
         recipe: the recipe. Its `automodel` block of native keys is applied last.
-        steps: the run's horizon (`avlm.recipe.horizon.horizon`). Without it `max_steps` stands for it; a run of epochs
-            only then has null in `max_steps`, `lr_decay_steps` and, for a share, the warmup.
+        steps: the run's horizon (`avlm.recipe.horizon.horizon`), which alone ends the run then: AutoModel takes all
+            epochs for equally long. Without it `max_steps` stands for it; a run of epochs only then has null in
+            `max_steps`, `lr_decay_steps` and, for a share, the warmup.
 
     Returns:
         A nested dict of plain values, for `nemo_automodel.components.config.loader.ConfigNode`.
@@ -246,7 +247,8 @@ def translate(recipe: Recipe, steps: int | None = None) -> dict[str, Any]:
     if problems:
         raise UserError("automodel: " + "\n  ".join(problems.values()))
     if steps is not None:
-        recipe = recipe.model_copy(update={"schedule": recipe.schedule.model_copy(update={"max_steps": steps})})
+        schedule = recipe.schedule.model_copy(update={"max_steps": steps, "epochs": None})
+        recipe = recipe.model_copy(update={"schedule": schedule})
     config = build(ENTRIES, recipe)
     for key, value in flatten(recipe.automodel).items():
         set_dotted(config, key, copy.deepcopy(value))

@@ -130,7 +130,7 @@ def check_dataset(
     Raises `UserError` when a JSONL file or `video_root` does not exist.
     """
     scanned = {
-        "train": (data.train, scan_rows(data.train, data.video_root)),
+        "train": (data.train_paths, scan_rows(data.train_paths, data.video_root)),
         "validation": (data.validation, scan_rows(data.validation, data.video_root)),
     }
     names = [name for name, (files, _) in scanned.items() if files]

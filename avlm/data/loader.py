@@ -7,32 +7,32 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from avlm.data.order import MicroBatch, epoch_order, plan
+from avlm.data.order import Epochs, MicroBatch, Slot
 from avlm.data.rows import where
 from avlm.data.types import IGNORE, Row, Sample
 from avlm.errors import RunError, UserError
-
-Item = Row | Sequence[Row]
-"""A row, or the rows of a pack."""
 
 
 class Loader:
     """Micro-batches of one rank for one epoch after the other.
 
-    items: rows, or lists of rows (packs). make_sample: row -> `Sample`, called in the worker, which also opens the
-    media. collate: list of samples (lists of samples for packs) -> batch.
+    rows: all rows; they are read in the workers. epochs: which of them are the items of an epoch, singly or in packs.
+    make_sample: row -> `Sample`, called in the worker, which also opens the media. collate: list of samples (lists of
+    samples for packs) -> batch.
 
     Iterating yields what is left of the current epoch, then moves on to the next one; `set_epoch` chooses another. Each
-    optimizer step is `global_batch_size` consecutive items over all ranks; the last step of an epoch is filled up with
-    copies whose labels are all `IGNORE`. The state is the epoch and the number of items that all ranks together have
-    been given in it: batches that workers have read ahead do not count, and another number of ranks can go on from it.
+    optimizer step is the next `global_batch_size` items over all ranks; the last step of an epoch is filled up with
+    items whose labels are all `IGNORE`. The state is the epoch and the number of items that all ranks together have
+    been given in it: batches that workers have read ahead do not count. It can be loaded between two optimizer steps,
+    by any rank of any number of ranks.
 
     An item that fails raises `UserError` (bad input) or `RunError` (anything else), naming row, file and line.
     """
 
     def __init__(
         self,
-        items: Sequence[Item],
+        rows: Sequence[Row],
+        epochs: Epochs,
         make_sample: Callable[[Row], Sample],
         collate: Callable[[list[Any]], Any],
         *,
@@ -40,8 +40,6 @@ class Loader:
         global_batch_size: int,
         dp_rank: int = 0,
         dp_size: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
         workers: int = 0,
     ) -> None:
         self._micro_step = micro_batch_size * dp_size
@@ -52,17 +50,22 @@ class Loader:
             )
         if not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size}")
-        self.items = items
-        self._reader = _Reader(items, make_sample, collate)
+        self._epochs = epochs
+        self._reader = _Reader(rows, make_sample, collate, packed=epochs.pack_size is not None)
         self._micro_batch, self._global_batch = micro_batch_size, global_batch_size
         self._rank, self._ranks = dp_rank, dp_size
-        self._seed, self._shuffle, self._workers = seed, shuffle, workers
+        self._workers = workers
         self.epoch = 0
         self._given = 0
 
     def __len__(self) -> int:
-        """Micro-batches of a whole epoch on this rank; the same on every rank."""
-        return -(-len(self.items) // self._global_batch) * self._global_batch // self._micro_step
+        """Micro-batches of the whole current epoch on this rank; the same on every rank. Packed epochs may differ."""
+        return self._epochs.steps(self.epoch, self._global_batch) * self._micro_batches
+
+    @property
+    def _micro_batches(self) -> int:
+        """Of one rank in one optimizer step."""
+        return self._global_batch // self._micro_step
 
     @property
     def sampler(self) -> Loader:
@@ -81,30 +84,33 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from `state`, which may come from another rank or number of ranks.
 
-        Raises `UserError` when the micro-batches of this run do not start where the other one stopped.
+        Raises `UserError` when it is not between two optimizer steps of this run.
         """
-        if state["samples"] % self._micro_step:
+        if state["samples"] % self._global_batch:
             raise UserError(
                 f"the data position of the checkpoint, {state['samples']} samples into epoch {state['epoch']}, is not "
-                f"a multiple of micro_batch_size × data-parallel size = {self._micro_step}; resume with sizes that "
-                "divide it"
+                f"a multiple of batch.global_batch_size = {self._global_batch}; resume with the global batch size that "
+                "it was made with"
             )
         self.epoch, self._given = state["epoch"], state["samples"]
 
-    def micro_batches(self) -> list[MicroBatch]:
-        """Which items this rank reads in the current epoch, from its start."""
-        order = epoch_order(len(self.items), self._seed, self.epoch, self._shuffle)
-        return plan(order, self._micro_batch, self._ranks, self._global_batch // self._micro_step)[self._rank]
+    def micro_batches(self, first: int = 0) -> Iterator[MicroBatch]:
+        """What this rank reads in the current epoch, from its `first` micro-batch on."""
+        epoch, skip = self.epoch, first % self._micro_batches
+        for step in range(first // self._micro_batches, self._epochs.steps(epoch, self._global_batch)):
+            dealt = self._epochs.plan(epoch, step, self._ranks, self._micro_batches, self._micro_batch)
+            yield from (hands[self._rank] for hands in dealt[skip:])
+            skip = 0
 
     def __iter__(self) -> Iterator[Any]:
         from torch.utils.data import DataLoader
 
-        todo = self.micro_batches()[self._given // self._micro_step :]
+        first = self._given // self._micro_step
         reader = DataLoader(
             self._reader,
-            sampler=todo,
+            sampler=self.micro_batches(first),
             batch_size=None,
-            num_workers=min(self._workers, len(todo)),
+            num_workers=min(self._workers, len(self) - first),
             collate_fn=_unchanged,
             worker_init_fn=_start_worker,
         )
@@ -131,53 +137,49 @@ class _Reader:
     """Reads micro-batches; a map-style dataset whose keys are `MicroBatch`es."""
 
     def __init__(
-        self, items: Sequence[Item], make_sample: Callable[[Row], Sample], collate: Callable[[list[Any]], Any]
+        self,
+        rows: Sequence[Row],
+        make_sample: Callable[[Row], Sample],
+        collate: Callable[[list[Any]], Any],
+        *,
+        packed: bool,
     ) -> None:
-        self._items, self._make_sample, self._collate = items, make_sample, collate
+        self._rows, self._make_sample, self._collate, self._packed = rows, make_sample, collate, packed
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._rows)
 
     def __getitem__(self, batch: MicroBatch) -> Any:
-        done: dict[int, Any] = {}
-        made: list[Any] = []
-        for slot in batch:
-            item = self._items[slot.item]
-            if slot.item not in done:
-                result = self._make(item)
-                if isinstance(result, _Failure):
-                    return result
-                done[slot.item] = result
-            sample = done[slot.item]
-            made.append(sample if slot.real else _without_labels(sample))
+        made: dict[Slot, list[Sample]] = {}
+        for slot in dict.fromkeys(batch):
+            made[slot] = []
+            for row in slot.rows:
+                sample = self._make(row)
+                if isinstance(sample, _Failure):
+                    return sample
+                made[slot].append(sample if slot.real else _without_labels(sample))
+        items = [made[slot] for slot in batch]
         try:
-            return self._collate(made)
+            return self._collate(items if self._packed else [sample for item in items for sample in item])
         except Exception as error:
-            ids = ", ".join(sample.id for sample in _flat(made))
+            ids = ", ".join(sample.id for item in items for sample in item)
             return _Failure(f"batch of {ids}: {type(error).__name__}: {error}\n{traceback.format_exc()}", user=False)
 
-    def _make(self, item: Item) -> Any:
-        if not isinstance(item, Row):
-            made = [self._make(row) for row in item]
-            return next((m for m in made if isinstance(m, _Failure)), made)
-        place = where(item)
+    def _make(self, number: int) -> Sample | _Failure:
+        place = ""
         try:
-            return self._make_sample(item)
+            row = self._rows[number]
+            place = where(row)
+            return self._make_sample(row)
         except UserError as error:
             message = str(error)
             return _Failure(message if message.startswith(place) else f"{place}: {message}", user=True)
         except Exception as error:
+            place = place or f"row {number}"
             return _Failure(f"{place}: {type(error).__name__}: {error}\n{traceback.format_exc()}", user=False)
 
 
-def _flat(items: list[Any]) -> Iterator[Sample]:
-    for item in items:
-        yield from item if isinstance(item, list) else [item]
-
-
-def _without_labels(sample: Any) -> Any:
-    if isinstance(sample, list):
-        return [_without_labels(s) for s in sample]
+def _without_labels(sample: Sample) -> Sample:
     return replace(sample, labels=sample.labels.new_full(sample.labels.shape, IGNORE))
 
 

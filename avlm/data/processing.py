@@ -151,14 +151,17 @@ def make_sample(row: Row, processor: Processor, limits: MediaLimits, *, with_ans
     return processor.encode(row, media, with_answer=with_answer)
 
 
-def measure_rows(rows: Sequence[Row], processor: Processor) -> list[TokenCount]:
+def measure_rows(
+    rows: Sequence[Row], processor: Processor, known: dict[MediaRef, MediaInfo] | None = None
+) -> list[TokenCount]:
     """Exact tokens of each row's sample, without decoding media; a file that many rows share is probed once.
 
+    known: files probed before; new ones are added.
     Raises `UserError`, naming row and line, for a file that cannot be probed.
     """
     from avlm.data.media import probe
 
-    known: dict[MediaRef, MediaInfo] = {}
+    known = {} if known is None else known
     counts = []
     for row in rows:
         try:

@@ -28,6 +28,8 @@ TURN_KEYS = ("role", "content")
 ROLES = get_args(Role)
 MEDIA_TYPES = get_args(MediaKind)
 ITEM_TYPES = ("text", *MEDIA_TYPES)
+_MARK = b"\xef\xbb\xbf"
+_REMEMBERED = 100_000  # answers to "does this file exist"
 SHOWN = 20
 """Problems printed before the rest is only counted."""
 
@@ -48,35 +50,50 @@ class _BadRow(Exception):
     """Why a line is not a row."""
 
 
+class RowParser:
+    """Turns lines into rows whose media lie below `video_root`.
+
+    Raises `UserError` when that folder does not exist.
+    """
+
+    def __init__(self, video_root: str | Path) -> None:
+        root = Path(video_root)
+        if not root.is_dir():
+            raise UserError(f"data.video_root: {root} is not a folder; media paths in rows are relative to it")
+        self._folder = _Folder(root)
+
+    def parse(self, line: bytes, path: Path, number: int) -> Row | Problem:
+        """Line `number` (from 1) of the file `path` as a row, or what is wrong with it."""
+        try:
+            return _row(line, path, number, self._folder)
+        except _BadRow as bad:
+            return Problem(Place(str(path), number), str(bad), _id_of(line))
+
+
 def scan_rows(paths: Sequence[str | Path], video_root: str | Path) -> tuple[list[Row], list[Problem]]:
     """Read all rows of `paths`: the good ones in file order, and one `Problem` for each bad line.
 
     A file without rows is a problem of its own. Files are read as a stream; media files are looked up, not opened.
     Raises `UserError` when a JSONL file or `video_root` does not exist.
     """
-    root = Path(video_root)
-    if not root.is_dir():
-        raise UserError(f"data.video_root: {root} is not a folder; media paths in rows are relative to it")
-    folder = _Folder(root)
+    parser = RowParser(video_root)
     rows: list[Row] = []
     problems: list[Problem] = []
     first_seen: dict[str, Place] = {}
     for path in map(Path, paths):
         found_any = False
-        for number, line in _lines(path):
+        for number, _, line in lines(path):
             found_any = True
             place = Place(str(path), number)
-            try:
-                row = _row(line, path, number, folder)
-                if row.id in first_seen:
-                    raise _BadRow(
-                        f"id {clipped(repr(row.id))} is used before, at {first_seen[row.id]}; ids must differ"
-                    )
-            except _BadRow as bad:
-                problems.append(Problem(place, str(bad), _id_of(line)))
-                continue
-            first_seen[row.id] = place
-            rows.append(row)
+            row = parser.parse(line, path, number)
+            if isinstance(row, Problem):
+                problems.append(row)
+            elif row.id in first_seen:
+                reason = f"id {clipped(repr(row.id))} is used before, at {first_seen[row.id]}; ids must differ"
+                problems.append(Problem(place, reason, row.id))
+            else:
+                first_seen[row.id] = place
+                rows.append(row)
         if not found_any:
             problems.append(Problem(Place(str(path)), "the dataset is empty: the file has no rows"))
     return rows, problems
@@ -92,7 +109,7 @@ def read_rows(paths: Sequence[str | Path], video_root: str | Path) -> list[Row]:
 
 def has_rows(path: str | Path) -> bool:
     """Whether a JSONL file has any line that is not blank. Raises `UserError` when it does not exist."""
-    return next(_lines(Path(path)), None) is not None
+    return next(lines(Path(path)), None) is not None
 
 
 def where(row: Row) -> str:
@@ -111,15 +128,19 @@ def problem_list(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Non-blank lines with their 1-based numbers."""
+def lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Non-blank lines: 1-based number, offset of the first byte, and bytes without a byte-order mark.
+
+    Raises `UserError` when the file does not exist or cannot be read.
+    """
     try:
         with path.open("rb") as file:
+            offset = 0
             for number, line in enumerate(file, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield number, line
+                text = line.removeprefix(_MARK) if number == 1 else line
+                if text.strip():
+                    yield number, offset + len(line) - len(text), text
+                offset += len(line)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; data.train and data.validation name JSONL files") from None
     except OSError as error:
@@ -137,6 +158,8 @@ class _Folder:
     def find(self, name: str) -> Path:
         """Absolute path of `name`. Raises `_BadRow` for one that leaves the folder or is not a file."""
         if name not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
             self._known[name] = self._look_up(name)
         found = self._known[name]
         if isinstance(found, str):

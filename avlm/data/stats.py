@@ -112,7 +112,7 @@ def dataset_stats(recipe: Recipe, progress: Callable[[int, int], None] | None = 
     progress: called with rows done and in all. Raises `UserError` for bad rows, bad media or an unreadable checkpoint.
     """
     data = recipe.data
-    sources = {"train": data.train, "validation": data.validation}
+    sources = {"train": data.train_paths, "validation": data.validation}
     splits = {name: read_rows(files, data.video_root) for name, files in sources.items() if files}
     processor = load_processor(recipe)
     known: dict[MediaRef, MediaInfo] = {}

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from avlm.data.types import MediaKind, Row
+from avlm.data.types import MediaInfo, MediaKind, MediaRef, Row
 from avlm.errors import UserError
 from avlm.recipe.schema import Data, Recipe, StackName
 from avlm.utils.files import check_writable, write_atomic
 from avlm.utils.lock import Held, holder, take
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from avlm.data.balance import CostModel
+    from avlm.data.index import RowIndex
     from avlm.data.loader import Loader
+    from avlm.data.order import Epochs, Part
     from avlm.data.packing import Skipped
     from avlm.data.processing import Processor
 
@@ -30,12 +37,16 @@ RECIPE_FILE = "recipe.yaml"
 SKIPPED_FILE = "skipped.jsonl"
 VERSIONS_FILE = "versions.json"
 LENGTHS_FILE = "lengths.json"
+DATA_FILE = "data.json"
 DONE_FILE = "done.json"
 LOCK_FILE = ".lock"
 STALE_STOP = 60.0
 """Seconds before this process by which a stop file was meant for an earlier attempt."""
 
 _STARTED = time.time()
+
+_MEASURED_TOGETHER = 1024  # rows
+_PROBES_KEPT = 100_000  # media files
 
 # A resumed run may differ from the first attempt in these, and in nothing else.
 _MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory", "data.workers", "data.validation")
@@ -45,16 +56,18 @@ _MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory"
 class Run:
     """A prepared run.
 
-    rows, validation: what is trained and validated on, in file order. packs: indices into `rows`, or None without
-    packing. lengths: tokens of each row of `rows`. steps: optimizer steps until the run ends.
+    rows, validation: what is trained and validated on, in file order. epochs, validation_rows: which of them are the
+    items of an epoch, in which order. sources: what each training file gives. steps: optimizer steps until the run
+    ends.
     """
 
     recipe: Recipe
     folder: Path
-    rows: list[Row]
+    rows: RowIndex
     validation: list[Row]
-    lengths: list[int]
-    packs: list[list[int]] | None
+    epochs: Epochs
+    validation_rows: Epochs
+    sources: list[Source]
     skipped: list[Skipped]
     processor: Processor
     steps: int
@@ -64,7 +77,7 @@ class Run:
     @cached_property
     def media_kinds(self) -> frozenset[MediaKind]:
         """Inputs that some row of the run has; a clip's sound track counts as audio."""
-        kinds: set[MediaKind] = {ref.kind for row in (*self.rows, *self.validation) for ref in row.media}
+        kinds: set[MediaKind] = {*self.rows.kinds, *(ref.kind for row in self.validation for ref in row.media)}
         if "video" in kinds and self.recipe.data.audio_in_video:
             kinds.add("audio")
         return frozenset(kinds)
@@ -100,23 +113,56 @@ class Run:
 
         recipe, pad_id = self.recipe, self.processor.pad_id
         micro = recipe.batch.micro_batch_size
-        items: Sequence[Any] = self.rows if training else self.validation
+        epochs = self.epochs if training else self.validation_rows
         collate = partial(collate_rows, pad_id=pad_id)
-        if training and self.packs is not None:
-            items = [[self.rows[index] for index in pack] for pack in self.packs]
-            collate = partial(collate_packs, pack_size=recipe.data.packing.pack_size, pad_id=pad_id)
+        if epochs.pack_size is not None:
+            collate = partial(collate_packs, pack_size=epochs.pack_size, pad_id=pad_id)
         return Loader(
-            items,
+            self.rows if training else self.validation,
+            epochs,
             partial(make_sample, processor=self.processor, limits=self.processor.limits),
             collate,
             micro_batch_size=micro,
             global_batch_size=recipe.batch.global_batch_size if training else micro * dp_size,
             dp_rank=dp_rank,
             dp_size=dp_size,
-            seed=recipe.seed,
-            shuffle=training and recipe.data.shuffle,
             workers=recipe.data.workers,
         )
+
+    def describe_data(self) -> list[str]:
+        """What the run is trained on, in a few lines of text."""
+        total = sum(source.part.per_epoch for source in self.sources)
+        lines = [f"{source} ({100 * source.part.per_epoch / total:.1f} %)" for source in self.sources]
+        if self.epochs.pack_size is not None:
+            count, fill = self.epochs.count(0), 100 * self.epochs.fill(0)
+            lines.append(f"epoch 0: {count:,} packs of {self.epochs.pack_size:,} tokens, {fill:.1f} % filled")
+        return lines
+
+
+@dataclass(frozen=True)
+class Source:
+    """A training file: which rows of the run are its own, their tokens, and a fingerprint of their ids and lengths."""
+
+    path: str
+    part: Part
+    tokens: int
+    fingerprint: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its entry in `data.json`."""
+        part = self.part
+        return {
+            "path": self.path,
+            "rows": part.rows,
+            "tokens": self.tokens,
+            "weight": part.weight,
+            "rows_per_epoch": part.per_epoch,
+            "fingerprint": self.fingerprint,
+        }
+
+    def __str__(self) -> str:
+        weight = "" if self.part.weight == 1 else f", weight {self.part.weight:g}"
+        return f"{self.path}: {self.part.rows:,} rows{weight}: {self.part.per_epoch:,} an epoch"
 
 
 def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
@@ -131,7 +177,9 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
         UserError: missing or bad data, a checkpoint of another model, a run folder of another run, or one that cannot
             be written or that another process writes.
     """
-    from avlm.data.packing import pack
+    from avlm.data.balance import cost_model
+    from avlm.data.index import index_rows
+    from avlm.data.order import Epochs
     from avlm.data.processing import load_processor
     from avlm.data.rows import has_rows, read_rows
     from avlm.models.checkpoint import check_weights
@@ -140,43 +188,90 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     folder = Path(recipe.output_dir)
     _refuse_other_run(recipe, stack, folder)
     data = recipe.data
-    rows = _sampled(read_rows(data.train, data.video_root), data.sample_ratio, recipe.seed)
+    rows = _sampled(index_rows(data.train_paths, data.video_root), data.sample_ratio, recipe.seed)
     with_rows = [path for path in data.validation if has_rows(path)]
     validation = read_rows(with_rows, data.video_root) if with_rows else []
     processor = load_processor(recipe)
     check_weights(recipe.model.checkpoint)
-    rows, lengths, skipped = _fitting(rows, processor, data)
-    validation, _, skipped_validation = _fitting(validation, processor, data)
-    _refuse_other_rows(folder, lengths)
-    packs = pack(lengths, data.packing.pack_size) if data.packing.enabled else None
-    items = len(rows if packs is None else packs)
-    _refuse_empty_steps(recipe, items)
-    steps = horizon(recipe, -(-items // recipe.batch.global_batch_size))
-    run = Run(recipe, folder, rows, validation, lengths, packs, skipped + skipped_validation, processor, steps)
+    kept, lengths, costs, skipped = _fitting(rows, processor, data, cost_model(recipe))
+    rows = rows.select(kept)
+    sources = _sources(rows, lengths, data)
+    _refuse_other_rows(folder, sources)
+    epochs = Epochs(
+        lengths,
+        costs=costs,
+        parts=[source.part for source in sources],
+        seed=recipe.seed,
+        shuffle=data.shuffle,
+        pack_size=data.packing.pack_size if data.packing.enabled else None,
+    )
+    kept, lengths, _, skipped_validation = _fitting(validation, processor, data)
+    validation = [validation[row] for row in kept.tolist()]
+    _refuse_empty_steps(recipe, epochs.count(0))
+    steps = horizon(recipe, lambda epoch: epochs.steps(epoch, recipe.batch.global_batch_size))
+    run = Run(
+        recipe=recipe,
+        folder=folder,
+        rows=rows,
+        validation=validation,
+        epochs=epochs,
+        validation_rows=Epochs(lengths, shuffle=False),
+        sources=sources,
+        skipped=skipped + skipped_validation,
+        processor=processor,
+        steps=steps,
+    )
     if main:
         _write_folder(run, stack)
     return run
 
 
-def _sampled(rows: list[Row], ratio: float, seed: int) -> list[Row]:
+def _sampled(rows: RowIndex, ratio: float, seed: int) -> RowIndex:
     if ratio == 1.0:
         return rows
+    import numpy as np
+
     from avlm.data.order import epoch_order
 
     keep = max(1, round(len(rows) * ratio))
-    return [rows[index] for index in sorted(epoch_order(len(rows), seed, 0, True)[:keep])]
+    return rows.select(np.sort(epoch_order(len(rows), seed, 0, True)[:keep]))
 
 
-def _fitting(rows: list[Row], processor: Processor, data: Data) -> tuple[list[Row], list[int], list[Skipped]]:
-    """Rows of at most `sequence_length` tokens with their lengths, and the others by `data.too_long`."""
+def _fitting(
+    rows: Sequence[Row], processor: Processor, data: Data, model: CostModel | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Skipped]]:
+    """Numbers, tokens and costs (0 without `model`) of the rows of at most `sequence_length` tokens; the others."""
+    import numpy as np
+
     from avlm.data.packing import fitting
-    from avlm.data.processing import measure_rows
+    from avlm.data.processing import TokenCount, measure_rows, planned_shape
 
-    if not rows:
-        return [], [], []
-    counts = measure_rows(rows, processor)
-    kept, skipped = fitting(rows, counts, data.sequence_length, data.too_long)
-    return [rows[index] for index in kept], [counts[index].total for index in kept], skipped
+    costs = array("f")
+
+    def counted() -> Iterator[tuple[Row, TokenCount]]:
+        known: dict[MediaRef, MediaInfo] = {}
+        for batch in batched(rows, _MEASURED_TOGETHER):
+            if len(known) > _PROBES_KEPT:
+                known.clear()
+            for row, count in zip(batch, measure_rows(batch, processor, known), strict=True):
+                media = [planned_shape(known[ref], processor.limits, processor.factor) for ref in row.media]
+                costs.append(model.row(count.total, media) if model is not None else 0.0)
+                yield row, count
+
+    kept, lengths, skipped = fitting(counted(), data.sequence_length, data.too_long)
+    return kept, lengths, np.array(costs, np.float32)[kept], skipped
+
+
+def _sources(rows: RowIndex, lengths: np.ndarray, data: Data) -> list[Source]:
+    from avlm.data.order import Part, fingerprint
+
+    sources = []
+    for file, start, stop in zip(data.train_files, rows.bounds[:-1].tolist(), rows.bounds[1:].tolist(), strict=True):
+        own = lengths[start:stop]
+        tokens = int(own.sum(dtype="int64"))
+        part = Part(start, stop, file.weight)
+        sources.append(Source(file.path, part, tokens, fingerprint(rows.ids[start:stop], own)))
+    return sources
 
 
 def _has_checkpoints(folder: Path) -> bool:
@@ -211,17 +306,37 @@ def _refuse_other_run(recipe: Recipe, stack: StackName, folder: Path) -> None:
         raise UserError(f"{folder} holds checkpoints of another run ({listed}); {_ADVICE}")
 
 
-def _refuse_other_rows(folder: Path, lengths: list[int]) -> None:
-    """A position in the data means something only while the training rows stay as they were."""
+def _refuse_other_rows(folder: Path, sources: Sequence[Source]) -> None:
+    """A position in the data means something only while the training rows and their order stay as they were."""
     if not _has_checkpoints(folder):
         return
     try:
-        before = json.loads((folder / LENGTHS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        before = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
+        order, files = before["order"], {file["path"]: file for file in before["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
         return  # not recorded
-    if before != lengths:
-        rows = f"{len(before)} rows then, {len(lengths)} now" if len(before) != len(lengths) else "other lengths"
-        raise UserError(f"{folder} holds checkpoints of a run on other training rows ({rows}); {_ADVICE}")
+    changed = []
+    for source in sources:
+        then, now = files.get(source.path), source.as_dict()
+        if then != now:
+            what = f"{then['rows']:,} rows of {then['tokens']:,} tokens then, " if then else "not there then, "
+            changed.append(f"{source.path}: {what}{now['rows']:,} rows of {now['tokens']:,} tokens now")
+    if changed:
+        raise UserError(
+            f"{folder} holds checkpoints of a run on other training rows ({'; '.join(changed)}; ids, order or lengths "
+            f"differ); restore them, or {_ADVICE}"
+        )
+    if order != _order_format():
+        raise UserError(
+            f"{folder} holds checkpoints of a version of avlm that orders rows in another way; continue with that "
+            f"version (see {folder / VERSIONS_FILE}), or {_ADVICE}"
+        )
+
+
+def _order_format() -> int:
+    from avlm.data.order import FORMAT
+
+    return FORMAT
 
 
 def _refuse_empty_steps(recipe: Recipe, items: int) -> None:
@@ -273,8 +388,12 @@ def _write_folder(run: Run, stack: StackName) -> None:
     _remove_stale_stop(run.folder / STOP_FILE)
     save_resolved(run.recipe, run.folder / RECIPE_FILE)
     write_atomic(run.folder / SKIPPED_FILE, "".join(json.dumps(s.as_dict()) + "\n" for s in run.skipped))
-    write_atomic(run.folder / LENGTHS_FILE, json.dumps(run.lengths) + "\n")
+    write_atomic(run.folder / LENGTHS_FILE, json.dumps(run.epochs.lengths.tolist()) + "\n")
+    data = {"order": _order_format(), "files": [source.as_dict() for source in run.sources]}
+    write_atomic(run.folder / DATA_FILE, json.dumps(data, indent=2) + "\n")
     write_atomic(run.folder / VERSIONS_FILE, json.dumps({"stack": stack, **_versions()}, indent=2) + "\n")
+    for line in run.describe_data():
+        print(line, flush=True)
     if run.skipped:
         print(f"{len(run.skipped)} rows are left out: see {run.folder / SKIPPED_FILE}", flush=True)
 

@@ -19,6 +19,7 @@ class Family:
     lora_targets: LoRA target -> regular expressions that match whole module names inside the language model.
     model_types: `model_type` of its checkpoints' `config.json`.
     processing: "module:Class" of the family's `avlm.data.processing.Processor`, imported on first use.
+    flops: "module:function" that gives the `avlm.models.flops.Flops` of a checkpoint, imported on first use.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Family:
     lora_targets: Mapping[LoraTarget, tuple[str, ...]]
     model_types: tuple[str, ...]
     processing: str
+    flops: str
 
     def component_of(self, parameter: str) -> Component:
         """Component that a parameter belongs to. Raises `KeyError` for a name that no prefix covers."""

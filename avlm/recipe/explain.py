@@ -57,6 +57,8 @@ def show(value: Any) -> str:
     """A value on one line of YAML."""
     if isinstance(value, list):
         return f"[{', '.join(map(show, value))}]"
+    if isinstance(value, Section):
+        value = value.model_dump()
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {show(item)}' for key, item in value.items())}}}"
     if isinstance(value, float):

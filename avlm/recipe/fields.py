@@ -63,7 +63,7 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return "one of " + ", ".join(str(a) for a in arguments)
     bounds, least, most = _limits(metadata)
     if origin is list:
-        items = describe(arguments[0]).removeprefix("one of ")
+        items = describe_entry(arguments[0]).removeprefix("one of ")
         count = f", exactly {least}" if least is not None and least == most else f", at least {least}" if least else ""
         return f"list of {items}{count}"
     if origin is dict:
@@ -74,7 +74,19 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     return " ".join([word, " and ".join(bounds)]).strip()
 
 
+def describe_entry(annotation: Any) -> str:
+    """What an entry of a list takes, in words; a block is `{path, weight}`."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(map(describe_entry, get_args(annotation)))
+    if get_origin(annotation) is Annotated and _section_of(annotation):
+        return describe_entry(get_args(annotation)[0])
+    section = _section_of(annotation)
+    return f"{{{', '.join(section.model_fields)}}}" if section else describe(annotation)
+
+
 def _section_of(annotation: Any) -> type[Section] | None:
+    if get_origin(annotation) is Annotated:
+        return _section_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return next((s for a in get_args(annotation) if (s := _section_of(a))), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
@@ -101,6 +113,14 @@ def _walk(section: type[Section], prefix: str) -> Iterator[SchemaField]:
 def schema_fields() -> dict[str, SchemaField]:
     """Every field and block of the recipe by its dotted name, in the order of the schema."""
     return {f.path: f for f in _walk(Recipe, "")}
+
+
+def entry_fields(field: SchemaField, position: int) -> dict[str, SchemaField]:
+    """Fields of a block that stands in the list `field`, by dotted name (`data.train.0.weight`); empty for no block."""
+    section = next((s for a in get_args(field.annotation) if (s := _section_of(a))), None)
+    if get_origin(field.annotation) is not list or section is None:
+        return {}
+    return {f.path: f for f in _walk(section, f"{field.path}.{position}.")}
 
 
 def keys_of(block: str) -> list[str]:

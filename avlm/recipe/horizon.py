@@ -13,33 +13,37 @@ Cosine annealing: Loshchilov & Hutter, 2017, arXiv:1608.03983.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from avlm.errors import UserError
 from avlm.recipe.schema import Recipe
 
 
-def horizon(recipe: Recipe, steps_per_epoch: int) -> int:
+def horizon(recipe: Recipe, steps_per_epoch: int | Callable[[int], int]) -> int:
     """Optimizer steps of the whole run: `max_steps` or `epochs`, whichever ends it first.
 
     Args:
         recipe: the run's recipe.
         steps_per_epoch: optimizer steps in one pass over the training rows; a last, smaller batch counts as a step.
+            Where epochs differ (packs are made anew for each), a function that gives the steps of epoch 0, 1, ….
 
     Raises:
-        ValueError: `steps_per_epoch` is below 1.
+        ValueError: an epoch has less than one step.
         UserError: neither `max_steps` nor `epochs` is given.
     """
-    if steps_per_epoch < 1:
-        raise ValueError(f"steps_per_epoch is {steps_per_epoch}; an epoch has at least one step")
-    limits = []
-    if recipe.schedule.max_steps is not None:
-        limits.append(recipe.schedule.max_steps)
-    if recipe.schedule.epochs is not None:
-        limits.append(recipe.schedule.epochs * steps_per_epoch)
-    if not limits:
+    most, epochs = recipe.schedule.max_steps, recipe.schedule.epochs
+    if most is None and epochs is None:
         raise UserError("schedule: neither max_steps nor epochs is given; one of them ends the run")
-    return min(limits)
+    total = 0
+    for epoch in range(epochs if epochs is not None else 1):
+        steps = steps_per_epoch if isinstance(steps_per_epoch, int) else steps_per_epoch(epoch)
+        if steps < 1:
+            raise ValueError(f"epoch {epoch} has {steps} steps; an epoch has at least one step")
+        total += steps
+        if most is not None and (epochs is None or total >= most):
+            return most
+    return total
 
 
 def warmup_steps(recipe: Recipe, horizon: int) -> int:

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from avlm.errors import Place, UserError
 from avlm.recipe import yaml12
-from avlm.recipe.fields import SchemaField, describe, keys_of, schema_fields
+from avlm.recipe.fields import SchemaField, describe_entry, entry_fields, keys_of, schema_fields
 from avlm.recipe.schema import Recipe
 from avlm.recipe.yaml12 import Node
 from avlm.utils.files import write_atomic
@@ -278,13 +278,13 @@ def _schema_problems(
     What follows from problems found `earlier` is left out: fields missing because a base could not be read, and nulls
     that stand for values that could not be read.
     """
-    fields, broken = schema_fields(), {problem.partition(": ")[0] for problem in earlier}
+    fields, broken = {**schema_fields(), **_entry_fields(raw)}, {problem.partition(": ")[0] for problem in earlier}
     found: dict[tuple[str, int, str], str] = {}
     for error in errors:
-        names = [str(part) for part in error["loc"]]
+        names = [str(part) for part in error["loc"] if not str(part).startswith("<")]  # tags of the schema's unions
         if error["type"] == "extra_forbidden":
             dotted = ".".join(names)
-            place, text = places[dotted], _unknown(dotted)
+            place, text = places[dotted], _unknown_in_entry(dotted, fields) or _unknown(dotted)
         else:
             field, dotted = _field_of(names, fields, places)
             place = places.get(dotted) or _nearest_place(dotted, places) or Place(path)
@@ -297,11 +297,31 @@ def _schema_problems(
                 value = _value_at(raw, dotted, value)
                 if value is None and str(place) in broken:
                     continue
-                takes = field.type if dotted == field.path else describe(get_args(field.annotation)[0])
+                takes = field.type if dotted == field.path else describe_entry(get_args(field.annotation)[0])
                 hint = _hint(field, value) if dotted == field.path else ""
                 text = f"{dotted}: {_shown(value)} is wrong; it takes {takes}{hint}"
         found[place.file, place.line or 0, dotted] = f"{place}: {text}"
     return [found[key] for key in sorted(found)]
+
+
+def _entry_fields(raw: Mapping[str, Any]) -> dict[str, SchemaField]:
+    """Fields of the blocks that stand in lists of `raw`."""
+    found: dict[str, SchemaField] = {}
+    for path, field in schema_fields().items():
+        value = _value_at(raw, path, None)
+        for position in range(len(value) if isinstance(value, list) else 0):
+            found |= entry_fields(field, position)
+    return found
+
+
+def _unknown_in_entry(path: str, fields: Mapping[str, SchemaField]) -> str | None:
+    """Message about an unknown key of a block in a list; None when the path is none."""
+    block, _, name = path.rpartition(".")
+    keys = [p.rpartition(".")[2] for p in fields if p.rpartition(".")[0] == block]
+    if not block.rpartition(".")[2].isdigit() or not keys:
+        return None
+    near = difflib.get_close_matches(name, keys, n=1)
+    return f"unknown key {path}; " + (f"did you mean {near[0]}?" if near else f"{block} takes {', '.join(keys)}")
 
 
 def _field_of(

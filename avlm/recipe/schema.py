@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 Component = Literal[
     "vision_encoder", "vision_projector", "audio_encoder", "audio_projector", "language_model", "talker"
@@ -116,11 +116,29 @@ class Packing(Section):
     """Tokens in a pack."""
 
 
+class TrainFile(Section):
+    """A JSONL file of training rows and its share in the mixture."""
+
+    path: str
+    """The file."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """How often each of its rows is seen in an epoch, on average."""
+
+
+FileOrBlock = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[TrainFile, Tag("<block>")],
+    Discriminator(lambda value: "<block>" if isinstance(value, dict | TrainFile) else "<name>"),
+]
+"""A file's name, or a block that says more; a wrong value is told by what it looks like."""
+
+
 class Data(Section):
     """Rows, media and their budgets. The same rules serve training, validation, inference and the planner."""
 
-    train: Annotated[list[str], Field(min_length=1)]
-    """JSONL files of training rows (one name is accepted for a list of one)."""
+    train: Annotated[list[FileOrBlock], Field(min_length=1)]
+    """JSONL files of training rows (one name is accepted for a list of one). `{path: a.jsonl, weight: 2.5}` instead of
+    a name: an epoch has every row of the file twice and half of them, other ones each epoch, once more; with 0.5 it has
+    one half, then the other. A name alone has weight 1."""
     validation: list[str] = []
     """JSONL files of validation rows; may be empty."""
     video_root: Name = "."
@@ -149,6 +167,16 @@ class Data(Section):
     """Packing of samples into sequences."""
     workers: NonNegative = 4
     """Loader processes per rank; 0 loads in the training process."""
+
+    @property
+    def train_files(self) -> list[TrainFile]:
+        """`train` with the weight of each file."""
+        return [TrainFile(path=entry) if isinstance(entry, str) else entry for entry in self.train]
+
+    @property
+    def train_paths(self) -> list[str]:
+        """Names of the training files."""
+        return [file.path for file in self.train_files]
 
 
 class Optimizer(Section):

@@ -110,7 +110,7 @@ class _Source:
         assert self._run.recipe is not None
         data = self._run.recipe.data
         try:
-            rows = read_rows(data.train, data.video_root)
+            rows = read_rows(data.train_paths, data.video_root)
             stride = -(-len(rows) // MEASURED_ROWS)
             known = cache(lambda ref: probe(ref, processor.limits))
             values = [processor.count(row, [known(ref) for ref in row.media]) for row in rows[::stride]]

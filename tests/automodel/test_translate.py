@@ -59,9 +59,11 @@ def test_steps_without_epochs_are_not_ended_by_epochs() -> None:
 
 
 def test_epochs_that_come_first() -> None:
-    found = native("tiny_omni/sft", "schedule={max_steps: 250, epochs: 3}", "optimizer.warmup=10", "optimizer.lr=3e-3", steps=30)
+    found = native(
+        "tiny_omni/sft", "schedule={max_steps: 250, epochs: 3}", "optimizer.warmup=10", "optimizer.lr=3e-3", steps=30
+    )
     assert found["step_scheduler.max_steps"] == 30
-    assert found["step_scheduler.num_epochs"] == 3
+    assert found["step_scheduler.num_epochs"] == NEVER  # the horizon counts the epochs, which may differ in length
     assert found["lr_scheduler.lr_decay_steps"] == 30
     assert found["lr_scheduler.lr_warmup_steps"] == 9  # AutoModel's schedule is one step behind
     assert found["lr_scheduler.init_lr"] == pytest.approx(3e-4)

@@ -38,4 +38,5 @@ FAMILY = Family(
     },
     model_types=("NemotronH_Nano_Omni_Reasoning_V3",),
     processing="avlm.models.nemotron_3_nano_omni.processing:Nemotron3NanoOmniProcessor",
+    flops="avlm.models.nemotron_3_nano_omni.flops:flops",
 )

@@ -37,4 +37,5 @@ FAMILY = Family(
     },
     model_types=("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
     processing="avlm.models.qwen3_omni_moe.processing:Qwen3OmniProcessor",
+    flops="avlm.models.qwen3_omni_moe.flops:flops",
 )

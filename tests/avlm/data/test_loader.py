@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from avlm.data.loader import Loader
+from avlm.data.order import Epochs, Part
 from avlm.data.types import IGNORE, Row, Sample
 from avlm.errors import RunError, UserError
 from tests.avlm.data.toy import SHORT, toy_row
@@ -29,9 +31,26 @@ def ids(samples: list[Any]) -> list[str]:
 
 
 def loader(
-    items: Any, micro: int = 2, total: int = 2, collate: Any = ids, make: Any = make_sample, **keys: Any
+    items: list[Row],
+    micro: int = 2,
+    total: int = 2,
+    collate: Any = ids,
+    make: Any = make_sample,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    epochs: Epochs | None = None,
+    **keys: Any,
 ) -> Loader:
-    return Loader(items, make, collate, micro_batch_size=micro, global_batch_size=total, **keys)
+    epochs = epochs or Epochs([1] * len(items), seed=seed, shuffle=shuffle)
+    return Loader(items, epochs, make, collate, micro_batch_size=micro, global_batch_size=total, **keys)
+
+
+def mixture() -> Epochs:
+    """Packs that differ between epochs, of two sources with weights, dealt by cost."""
+    lengths = np.arange(40, dtype=np.int32) % 9 + 1
+    parts = [Part(0, 25, 1.5), Part(25, 40)]
+    return Epochs(lengths, costs=lengths.astype(np.float32) ** 2, parts=parts, seed=3, pack_size=16)
 
 
 def take(source: Loader, count: int) -> list[list[str]]:
@@ -95,27 +114,41 @@ def test_set_epoch_starts_another_epoch_and_can_go_back() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_resume_on_another_number_of_ranks(ranks: int) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_resume_on_another_number_of_ranks(ranks: int, packed: bool) -> None:
     """Global batch 8; after two steps the run goes on with other ranks and the same items in each step."""
 
     def steps(size: int, state: dict[str, int] | None, count: int) -> tuple[list[list[str]], dict[str, int]]:
-        sources = [loader(rows(40), 1, 8, dp_rank=r, dp_size=size) for r in range(size)]
+        epochs = mixture() if packed else None
+        sources = [loader(rows(40), 1, 8, dp_rank=r, dp_size=size, epochs=epochs) for r in range(size)]
         for source in sources:
             if state:
                 source.load_state_dict(state)
         micro = [take(source, count * 8 // size) for source in sources]
         flat = [id for batches in zip(*micro, strict=True) for batch in batches for id in batch]
         assert len({tuple(s.state_dict().items()) for s in sources}) == 1
-        return [flat[at : at + 8] for at in range(0, len(flat), 8)], sources[0].state_dict()
+        return [sorted(flat[at : at + 8]) for at in range(0, len(flat), 8)], sources[0].state_dict()
 
     reference, _ = steps(1, None, 10)
     done, state = steps(2, None, 2)
     assert done + steps(ranks, state, 8)[0] == reference
 
 
-def test_resume_where_micro_batches_do_not_meet() -> None:
-    source = loader(rows(12), 4, 4)
-    with pytest.raises(UserError, match="6 samples into epoch 0"):
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 6])
+def test_resume_with_packs_and_mixture_continues_exactly(workers: int, stop: int) -> None:
+    """Four packs a step on two ranks; epochs of different lengths in packs."""
+    reference = take(loader(rows(40), 1, 4, epochs=mixture(), dp_size=2), 16)
+    stopped = loader(rows(40), 1, 4, epochs=mixture(), dp_size=2, workers=workers)
+    done = take(stopped, 2 * stop)
+    resumed = loader(rows(40), 1, 4, epochs=mixture(), dp_size=2)
+    resumed.load_state_dict(stopped.state_dict())
+    assert done + take(resumed, 16 - 2 * stop) == reference
+
+
+def test_resume_inside_a_step_is_refused() -> None:
+    source = loader(rows(12), 2, 4)
+    with pytest.raises(UserError, match=r"6 samples into epoch 0, is not a multiple of batch.global_batch_size = 4"):
         source.load_state_dict({"epoch": 0, "samples": 6})
 
 
@@ -124,8 +157,8 @@ def test_case_d3_tail(total: int) -> None:
     ranks = [loader(rows(5), 2, total, dp_rank=r, dp_size=2, shuffle=False) for r in (0, 1)]
     batches = [list(source) for source in ranks]
     assert [len(b) for b in batches] == [2, 2] == [len(source) for source in ranks]
-    assert batches[0] == [["0", "1"], ["4", "(4)"]]
-    assert batches[1] == [["2", "3"], ["(4)", "(4)"]]
+    assert batches[0] == [["0", "1"], ["4", "(0)"]]
+    assert batches[1] == [["2", "3"], ["(0)", "(0)"]]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9])
@@ -136,9 +169,24 @@ def test_length(n: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_packs(workers: int) -> None:
-    r = rows(5)
-    source = loader([[r[0], r[3]], [r[1]], [r[2], r[4]]], 1, 2, shuffle=False, workers=workers)
-    assert list(source) == [["0+3"], ["1"], ["2+4"], ["(2)+(4)"]]
+    epochs = Epochs([7, 10, 6, 3, 4], shuffle=False, pack_size=10)
+    source = loader(rows(5), 1, 2, epochs=epochs, workers=workers)
+    assert list(source) == [["0+3"], ["1"], ["2+4"], ["(3)"]]
+    assert len(source) == 4
+
+
+def test_length_is_that_of_the_epoch() -> None:
+    epochs = Epochs(np.arange(10, 100, 3), parts=[Part(0, 30, 0.5)], pack_size=100)
+    counts = [epochs.count(epoch) for epoch in range(20)]
+    assert len(set(counts)) > 1
+    source = loader(rows(30), 1, 1, epochs=epochs)
+    for count in counts:
+        assert len(source) == count == len(list(source))
+
+
+def test_the_same_row_twice_in_a_batch() -> None:
+    epochs = Epochs([1, 1], shuffle=False, parts=[Part(0, 2, 2)])
+    assert list(loader(rows(2), 4, 4, epochs=epochs)) == [["0", "1", "0", "1"]]
 
 
 def fails_on_three(row: Row) -> Sample:
@@ -155,7 +203,8 @@ def test_a_bad_item_is_named(workers: int) -> None:
     with pytest.raises(UserError) as caught:
         list(source)
     assert str(caught.value) == "toy.jsonl:4: row '3': clip.mp4: cannot be read"
-    packed = loader([rows(6)[2:4]], 1, 1, workers=workers, make=fails_on_three)
+    epochs = Epochs([1] * 5, pack_size=5)
+    packed = loader(rows(5), 1, 1, epochs=epochs, workers=workers, make=fails_on_three)
     with pytest.raises(UserError, match=r"toy.jsonl:4: row '3'"):
         list(packed)
 

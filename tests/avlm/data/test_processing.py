@@ -11,6 +11,7 @@ import torch
 
 from avlm.data.collate import collate
 from avlm.data.loader import Loader
+from avlm.data.order import Epochs
 from avlm.data.processing import Processor, limits_of, load_processor, make_sample, measure_rows
 from avlm.data.rows import read_rows
 from avlm.data.types import IGNORE, Row
@@ -150,12 +151,12 @@ def test_rows_to_batches(tiny_checkpoint: Path, folder: Path, rows: list[Row], w
     processor = processor_of(tiny_checkpoint, folder)
     loader = Loader(
         rows,
+        Epochs([count.total for count in measure_rows(rows, processor)], shuffle=False),
         partial(make_sample, processor=processor, limits=processor.limits),
         partial(collate, pad_id=processor.pad_id),
         micro_batch_size=4,
         global_batch_size=4,
         workers=workers,
-        shuffle=False,
     )
     first, second = list(loader)
     assert first["input_features"].shape == (2, 128, 400)
