@@ -6,6 +6,8 @@ Everything that can be wrong with the input is found before upstream is imported
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -63,7 +65,8 @@ def run_recipe(recipe: Recipe) -> Finetune:
     """Train a checked recipe as one rank, export it when its schedule is done, and return the loop.
 
     Raises:
-        UserError: bad data, another number of ranks than the recipe's, a checkpoint or folder of another run.
+        UserError: bad data, another number of ranks than the recipe's, a checkpoint or folder of another run, a
+            package of the family that is not installed.
         RunError: the run failed.
     """
     from automodel.translate import translate
@@ -77,7 +80,8 @@ def run_recipe(recipe: Recipe) -> Finetune:
             f"{recipe.parallel.devices_per_node}; start {recipe.world_size} ranks or override the two"
         )
     with quiet_loading():
-        run = prepare(recipe, stack=NAME, main=rank == 0)
+        _require_packages(recipe.model.family)
+    run = prepare(recipe, stack=NAME, main=rank == 0)
     log = _log_to_file(run.folder, rank)
 
     import torch
@@ -101,6 +105,17 @@ def run_recipe(recipe: Recipe) -> Finetune:
         print(f"exported to {export(run)}", flush=True)
         run.mark_done()
     return finetune
+
+
+def _require_packages(family: str) -> None:
+    """Refuse to start without the packages that `automodel/families/<family>.py` names in `PACKAGES`."""
+    needed = getattr(importlib.import_module(f"automodel.families.{family}"), "PACKAGES", ())
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"model.family: {family} needs the Python packages {' and '.join(missing)} (GPU kernels); "
+            "make env EXTRA=gpu installs them"
+        )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -26,6 +26,8 @@ NOTES: tuple[str, ...] = (
     "all else is the class that is trained",
 )
 """What the built module leaves out or replaces; printed with every count."""
+PACKAGES = ("mamba_ssm", "causal_conv1d")
+"""Python packages that training needs and the core environment does not have: the kernels of the Mamba layers."""
 
 
 def model_class() -> type[Any]:

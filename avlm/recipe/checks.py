@@ -332,30 +332,35 @@ def world_holds_experts(case: Case) -> str | None:
     return None
 
 
-AUTOMODEL_PLANS: Mapping[str, tuple[str, ...]] = {"qwen3_omni_moe": (), "nemotron_3_nano_omni": ("cp",)}
-"""Parallelism besides data and expert parallelism that AutoModel's model class of a family supports
-(`ModelCapabilities` in `nemo_automodel/components/models/*/model.py`)."""
-
-
 @rule("automodel")
 def parallel_plan_exists(case: Case) -> str | None:
-    """`parallel.tp`, `pp` and `cp` are 1 unless AutoModel's class of the family supports them: Qwen3-Omni none,
-    Nemotron-3-Nano-Omni `cp`."""
-    plans = AUTOMODEL_PLANS.get(case.recipe.model.family, ())
-    wrong = [f"parallel.{n}" for n in ("tp", "pp", "cp") if getattr(case.recipe.parallel, n) > 1 and n not in plans]
+    """`parallel.tp`, `pp` and `cp` are 1: AutoModel's classes of these families have no plan for them, or one (`cp` of
+    Nemotron-3-Nano-Omni) that needs Transformer Engine and does not know packs or pictures of different sizes."""
+    wrong = [f"parallel.{n}" for n in ("tp", "pp", "cp") if getattr(case.recipe.parallel, n) > 1]
     if wrong:
-        instead = f"only {', '.join(plans)} above 1" if plans else "none of tp, pp, cp above 1"
         return (
-            f"{case.say(*wrong, 'model.family')}: AutoModel supports {instead} for this family; use ep and more ranks"
+            f"{case.say(*wrong, 'model.family')}: AutoModel supports none of tp, pp, cp above 1 for this family; use "
+            "ep and more ranks"
         )
     return None
 
 
+TOWERS: tuple[Component, ...] = ("vision_encoder", "vision_projector", "audio_encoder", "audio_projector")
+
+
 @rule("automodel")
-def packs_are_not_split(case: Case) -> str | None:
-    """`parallel.cp` is 1 when `data.packing.enabled` is true."""
-    if case.recipe.data.packing.enabled and case.recipe.parallel.cp > 1:
-        return f"{case.say('data.packing.enabled', 'parallel.cp')}: packs are not split over ranks; use one of the two"
+def towers_run_alike(case: Case) -> str | None:
+    """With `model.family: nemotron_3_nano_omni` encoders and projectors are frozen on more than one rank: its vision
+    tower runs once for each picture size, and FSDP2 would wait for ranks that run a trained tower less often."""
+    recipe = case.recipe
+    if recipe.model.family != "nemotron_3_nano_omni" or recipe.method.kind != "sft" or recipe.world_size == 1:
+        return None
+    opened = [f"freeze.{c}" for c in TOWERS if not getattr(recipe.freeze, c)]
+    if opened:
+        return (
+            f"{case.say(*opened, 'model.family')}: on {recipe.world_size} ranks the encoders and projectors of this "
+            "family must stay frozen; set them to true"
+        )
     return None
 
 
@@ -372,6 +377,15 @@ def cpu_is_float32(case: Case) -> str | None:
     """`device: cpu` needs `model.dtype: float32`."""
     if case.recipe.device == "cpu" and case.recipe.model.dtype != "float32":
         return f"{case.say('device', 'model.dtype')}: on the CPU runs are float32; set model.dtype to float32"
+    return None
+
+
+@rule()
+def cpu_has_no_mamba(case: Case) -> str | None:
+    """`device: cpu` is for families without Mamba layers, whose kernels need a GPU: not for
+    `model.family: nemotron_3_nano_omni`."""
+    if case.recipe.device == "cpu" and case.recipe.model.family == "nemotron_3_nano_omni":
+        return f"{case.say('device', 'model.family')}: the kernels of its Mamba layers need a GPU; set device to cuda"
     return None
 
 

@@ -465,3 +465,17 @@ def test_real_files(processor: Nemotron3NanoOmniProcessor, model: Any, tmp_path:
     encoded = [make_sample(row, processor, LIMITS) for row in rows]
     batch = collate_packs([encoded], sum(len(s.input_ids) for s in encoded), 0)
     assert torch.isfinite(logits(model, batch)).all()
+
+
+def test_training_without_the_kernels_is_refused(tmp_path: Path) -> None:
+    from importlib.util import find_spec
+
+    from automodel.train import run_recipe
+    from avlm.errors import UserError
+    from avlm.recipe.load import load_recipe
+
+    if find_spec("mamba_ssm") is not None:
+        pytest.skip("mamba_ssm is installed")
+    recipe = load_recipe("nemotron_3_nano_omni_30b_a3b/sft", ["parallel.devices_per_node=1"]).recipe
+    with pytest.raises(UserError, match="needs the Python packages mamba_ssm and causal_conv1d"):
+        run_recipe(recipe)

@@ -130,13 +130,13 @@ BROKEN: dict[str, tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]]
         ("parallel.tp=2", "parallel.cp=2"),
         "automodel",
         ("parallel.tp = 2", "parallel.cp = 2", "model.family = qwen3_omni_moe"),
-        ("parallel.tp=1", "model.family=nemotron_3_nano_omni"),
+        ("parallel.tp=1", "parallel.cp=1"),
     ),
-    "packs_are_not_split": (
-        ("parallel.cp=2", "data.packing.enabled=true", "model.family=nemotron_3_nano_omni"),
+    "towers_run_alike": (
+        ("model.family=nemotron_3_nano_omni", "freeze={vision_projector: false, audio_encoder: false}"),
         "automodel",
-        ("data.packing.enabled = true", "parallel.cp = 2"),
-        ("data.packing.enabled=false",),
+        ("freeze.vision_projector = false (command line), freeze.audio_encoder = false", "on 8 ranks"),
+        ("freeze={vision_projector: true, audio_encoder: true}",),
     ),
     "strategy_takes_experts": (
         ("parallel.ep=8", "parallel.strategy=ddp"),
@@ -149,6 +149,17 @@ BROKEN: dict[str, tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]]
         "automodel",
         ("device = cpu (command line)", "model.dtype = bfloat16 (command line)"),
         ("model.dtype=float32", "memory.optimizer_state_dtype=float32"),
+    ),
+    "cpu_has_no_mamba": (
+        (
+            "device=cpu",
+            "model.dtype=float32",
+            "memory.optimizer_state_dtype=float32",
+            "model.family=nemotron_3_nano_omni",
+        ),
+        "automodel",
+        ("device = cpu (command line)", "model.family = nemotron_3_nano_omni"),
+        ("model.family=qwen3_omni_moe",),
     ),
     "cpu_uses_torch_dispatcher": (
         (
@@ -263,6 +274,7 @@ def test_rules_of_one_stack_do_not_bind_another(write: Write, overrides: tuple[s
         ("memory={optimizer_offload: true, parameter_offload: true}", "parallel.strategy=ddp"),
         ("parallel.pp=3", "parallel.devices_per_node=3"),
         ("parallel.cp=2", "model.family=qwen3_omni_moe"),
+        ("parallel.cp=2", "model.family=nemotron_3_nano_omni"),
         ("automodel={optimizer.lr: 1e-3}",),
         ("model.checkpoint=/models/qwen", "model.revision=main"),
     ],
