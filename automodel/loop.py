@@ -27,6 +27,7 @@ from automodel.patches import (
     mamba_out_adapter,
     nemotron_frozen_towers,
     nemotron_media,
+    nemotron_sound_scale,
     packed_padding_mask,
     visual_masks,
 )
@@ -95,6 +96,7 @@ class Finetune(FinetuneRecipeForVLM):
         if recipe.model.family == "nemotron_3_nano_omni":
             nemotron_frozen_towers.apply(model, recipe)
             nemotron_media.apply(model)
+            nemotron_sound_scale.apply(model)
             mamba_out_adapter.apply(model)
         if recipe.model.family == "qwen3_omni_moe":
             visual_masks.apply(model)

@@ -6,15 +6,12 @@ Defects of `nemo_automodel/components/models/nemotron_omni/model.py` (nemo-autom
 - `:1003-1025` puts the features of all sounds, those of padding included, at the placeholders one after the other; when
   the numbers differ it warns and goes on with the first ones, so every sound but the first of a batch of different
   lengths gets the features of another. The same for images (`:913-924`).
-- `:426` builds the Parakeet encoder without `scale_input`, whose default multiplies its input by sqrt(hidden size), 32.
-  The published encoder does not: transformers 5.24 `models/nemotron_h_omni/configuration_nemotron_h_omni.py`,
-  Megatron-Bridge `models/nemotron_omni/nemotron_omni_sound.py`.
 - features are cast to bfloat16, whatever the projector's data type.
 Versions: nemo-automodel 0.6.0.
 Repair: media arrive as `avlm.models.nemotron_3_nano_omni.pictures` describes them, each picture goes through the vision
 tower by itself, sounds go through theirs with a padding mask, and the features are put at the placeholders before
 upstream's forward pass, which takes embeddings as they are. A number that does not fit is an error.
-Guard: `tests/automodel/test_nemotron.py`, the tests called `test_upstream_…`.
+Guard: `tests/automodel/test_nemotron.py::test_upstream_still_refuses_images_with_videos` and those that follow it.
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ AT_ONCE = 16
 
 
 def apply(model: Any) -> None:
-    """Wrap the forward pass of this model instance and take the scale off its sound encoder's input."""
-    if model.sound_encoder is not None:
-        model.sound_encoder.input_scale = 1.0
+    """Wrap the forward pass of this model instance."""
     upstream = model.forward
 
     def forward(

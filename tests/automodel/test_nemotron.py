@@ -45,12 +45,13 @@ def stock(kernels: None) -> Any:
 
 @pytest.fixture(scope="module")
 def model(kernels: None) -> Any:
-    """The same weights with our patch."""
-    from automodel.patches import nemotron_media
+    """The same weights with our patches."""
+    from automodel.patches import nemotron_media, nemotron_sound_scale
     from tests.automodel.nemotron import build
 
     model = build()
     nemotron_media.apply(model)
+    nemotron_sound_scale.apply(model)
     return model
 
 
@@ -150,9 +151,7 @@ def test_equal_to_upstream_where_that_works(stock: Any, processor: Nemotron3Nano
             if is_clip
             else {"pixel_values": picture, "imgs_sizes": ours["imgs_sizes"]}
         )
-    scale = stock.sound_encoder.input_scale
     try:
-        stock.sound_encoder.input_scale = 1.0
         embedded: list[Any] = []
         hook = stock.language_model.register_forward_pre_hook(
             lambda module, args, kwargs: embedded.append(kwargs["inputs_embeds"]), with_kwargs=True
@@ -164,7 +163,6 @@ def test_equal_to_upstream_where_that_works(stock: Any, processor: Nemotron3Nano
     finally:
         hook.remove()
         stock.__dict__.pop("forward", None)
-        stock.sound_encoder.input_scale = scale
     assert torch.equal(embedded[0], embedded[1])
 
 
@@ -414,8 +412,9 @@ def test_upstream_still_mixes_up_sounds(
     assert "Sound shape mismatch" in caplog.text
 
 
-def test_upstream_still_scales_the_sound(stock: Any) -> None:
+def test_upstream_still_scales_the_sound(stock: Any, model: Any) -> None:
     assert stock.sound_encoder.input_scale == pytest.approx(32**0.5)
+    assert model.sound_encoder.input_scale == 1
 
 
 def test_upstream_still_has_no_thd_packs_for_this_class(stock: Any, processor: Nemotron3NanoOmniProcessor) -> None:
@@ -467,13 +466,16 @@ def test_real_files(processor: Nemotron3NanoOmniProcessor, model: Any, tmp_path:
     assert torch.isfinite(logits(model, batch)).all()
 
 
-def test_training_without_the_kernels_is_refused(tmp_path: Path) -> None:
+def test_training_without_the_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
     from importlib.util import find_spec
 
     from automodel.train import run_recipe
     from avlm.errors import UserError
     from avlm.recipe.load import load_recipe
 
+    for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
+        monkeypatch.delitem(sys.modules, name)  # the stand-in
     if find_spec("mamba_ssm") is not None:
         pytest.skip("mamba_ssm is installed")
     recipe = load_recipe("nemotron_3_nano_omni_30b_a3b/sft", ["parallel.devices_per_node=1"]).recipe

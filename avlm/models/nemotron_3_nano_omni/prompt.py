@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from avlm.data.types import MediaKind
+if TYPE_CHECKING:
+    from avlm.data.types import MediaKind
 
 MARKERS: Mapping[MediaKind, str] = {"image": "<image>", "video": "<video>", "audio": "<so_embedding>"}
 """Text that stands for a file."""
