@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from avlm.errors import UserError
 from avlm.recipe.schema import Recipe
 
 TRAIN_FILE = "metrics.jsonl"
@@ -15,13 +16,18 @@ VALIDATION_FILE = "validation.jsonl"
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSONL file; a torn last line (killed writer) is left out. Missing file: empty list."""
+    """All whole lines of a JSONL file; a torn last line (killed writer) is left out. Missing file: empty list.
+
+    Raises `UserError` for a line that is damaged.
+    """
     if not path.is_file():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            found.append(json.loads(line))
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise UserError(f"{path}:{number}: is damaged; remove this line") from None
     return found
 
 

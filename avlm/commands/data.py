@@ -46,7 +46,7 @@ def _data_of(target: str, video_root: Path | None) -> Data:
 @app.command("make-demo")
 def make_demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must not exist yet.")],
-    seed: Annotated[int, typer.Option(help="Seed of everything random about the clips.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random about the clips.", min=0, max=2**32 - 1)] = 0,
     clips: Annotated[int, typer.Option(help="Number of clips; one in five is for validation.")] = 320,
 ) -> None:
     """Write MP4 clips of a moving square with a tone, and questions about them, as train and validation JSONL."""

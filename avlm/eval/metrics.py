@@ -100,18 +100,20 @@ def read_predictions(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"{path}: no such predictions file; `avlm infer` writes one")
     predictions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    for number, line in enumerate(lines if lines != [b""] else [], 1):
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise UserError(
-                f"{path}:{number}: not JSON ({error.msg}); a torn last line is removed by running `avlm infer` again"
+                f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}); a torn last line is removed by running "
+                "`avlm infer` again"
             ) from None
         needed = ("id", "question", "answer", "reference")
         missing = [key for key in needed if not isinstance(value, dict) or key not in value]
         if missing:
             raise UserError(f"{path}:{number}: a prediction needs {', '.join(needed)}; missing: {', '.join(missing)}")
-        for key, kinds in (("question", str), ("reference", str), ("answer", (str, type(None)))):
+        for key, kinds in (("id", str), ("question", str), ("reference", str), ("answer", (str, type(None)))):
             if not isinstance(value[key], kinds):
                 raise UserError(f"{path}:{number}: {key} must be text, not {json.dumps(value[key])[:60]}")
         choices = value.get("choices")

@@ -11,7 +11,8 @@ from typing import Any
 
 from avlm.errors import RunError, UserError
 from avlm.eval.metrics import read_predictions
-from avlm.utils.files import write_atomic
+from avlm.utils.files import check_writable, write_atomic
+from avlm.utils.lock import Held, holder, lock
 
 
 def settings_path(path: Path) -> Path:
@@ -31,6 +32,7 @@ class PredictionsFile:
         self._settings = json.loads(json.dumps(settings))
         self._overwrite = overwrite
         self._file: FileIO | None = None
+        self._refuse_path()
         if not overwrite:
             self._refuse_others()
             self._mend()
@@ -41,7 +43,15 @@ class PredictionsFile:
 
     def __enter__(self) -> PredictionsFile:
         write_atomic(settings_path(self.path), json.dumps(self._settings, indent=2) + "\n")
-        self._file = self.path.open("wb" if self._overwrite else "ab", buffering=0)
+        try:
+            self._file = self.path.open("ab", buffering=0)
+            lock(self._file.fileno())
+            if self._overwrite:
+                self._file.truncate(0)
+        except Held:
+            raise UserError(self._busy()) from None
+        except OSError as error:
+            raise RunError(f"{self.path}: could not be written: {error.strerror or error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,15 +71,41 @@ class PredictionsFile:
                 f"{self.path}: could not be written: {error.strerror or error}; run again to continue"
             ) from error
 
+    def _refuse_path(self) -> None:
+        """A path that cannot be written, or what stands there is no predictions file, or is being written."""
+        if self.path.is_dir():
+            raise UserError(f"{self.path}: is a folder; --out takes the name of a JSONL file")
+        check_writable(self.path.parent, str(self.path))
+        if holder(self.path) is not None:
+            raise UserError(self._busy())
+        if self._overwrite and self._has_content() and not self._holds_predictions():
+            raise UserError(
+                f"{self.path}: holds something else than predictions, so it stays; --out names another file"
+            )
+
+    def _holds_predictions(self) -> bool:
+        """By its first line: rows of a dataset, or what is no JSONL, may not be lost."""
+        with self.path.open("rb") as file:
+            first = file.readline()
+        try:
+            value = json.loads(first)
+        except ValueError:
+            return False
+        return isinstance(value, dict) and "id" in value and "conversation" not in value
+
+    def _busy(self) -> str:
+        return f"{self.path}: another process is answering into it; wait for it, or --out names another file"
+
     def _refuse_others(self) -> None:
         if not self._has_content():
             return
         kept = settings_path(self.path)
         advice = "--overwrite starts it anew; --out names another file"
         try:
-            found = json.loads(kept.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise UserError(f"{self.path}: not known which model wrote it ({kept.name} is missing); {advice}") from None
+            found = dict(json.loads(kept.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            why = "damaged" if kept.is_file() else "missing"
+            raise UserError(f"{self.path}: not known which model wrote it ({kept.name} is {why}); {advice}") from None
         different = sorted(key for key in {*found, *self._settings} if found.get(key) != self._settings.get(key))
         if different:
             raise UserError(f"{self.path}: was made with another {_listed(different)}; {advice}")

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import avlm
+from avlm.errors import UserError
+from avlm.utils.files import check_writable
 
 Status = Literal["ok", "warning", "failed"]
 GIB = 2**30
@@ -303,6 +305,10 @@ def disk(folder: Path, free: int | None = None) -> Check:
 def writable(folder: Path) -> Check:
     """Whether a file can be written where runs will be; leaves nothing behind."""
     place = _existing(folder)
+    try:
+        check_writable(folder, "output_dir")
+    except UserError as error:
+        return Check("output folder", "failed", str(error), "set output_dir elsewhere")
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"avlm")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from avlm.errors import UserError
+from avlm.utils.text import clipped
 
 if TYPE_CHECKING:
     from avlm.recipe.schema import Recipe
+
+_NUMBER, _TEXT = (int, float), (str,)
+_COUNTS = {"correct": (int,), "total": (int,), "unanswered": (int,)}
+_CLASS = {**_COUNTS, "accuracy": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+_PREDICTION = {"id": _TEXT, "question": _TEXT, "answer": (str, type(None)), "reference": _TEXT}
 
 ABLATIONS = ("mute_audio", "blank_video", "shuffle_frames")
 
@@ -42,9 +49,9 @@ def collect(folder: Path) -> Collected:
     recipe_file = folder / "recipe.yaml"
     run = Collected(
         folder=folder,
-        metrics=_lines(folder / "metrics.jsonl", ("step", "loss", "lr")) or [],
-        validation=_lines(folder / "validation.jsonl", ("step", "loss")) or [],
-        skipped=_lines(folder / "skipped.jsonl", ("id", "reason")),
+        metrics=_lines(folder / "metrics.jsonl", {"step": (int,), "loss": _NUMBER, "lr": _NUMBER}) or [],
+        validation=_lines(folder / "validation.jsonl", {"step": (int,), "loss": _NUMBER}) or [],
+        skipped=_lines(folder / "skipped.jsonl", {"id": _TEXT, "reason": _TEXT}),
         versions=_flat(_json(folder / "versions.json", {})),
         evaluations={
             p.stem: _evaluation(p) for p in sorted((folder / "eval").glob("*.json")) if not p.name.startswith(".")
@@ -71,32 +78,45 @@ def _json(path: Path, default: Any) -> Any:
         raise UserError(f"{path}: not JSON ({error}); remove the file or make it again") from None
 
 
-def _lines(path: Path, needed: tuple[str, ...]) -> list[dict[str, Any]] | None:
+def _lines(path: Path, needed: Mapping[str, tuple[type, ...]]) -> list[dict[str, Any]] | None:
     """Whole lines of a JSONL file, None when it is missing. A torn last line is left out: the run may be going on."""
     if not path.is_file():
         return None
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             value = json.loads(line)
         except ValueError as error:
             raise UserError(f"{path}:{number}: not JSON ({error})") from None
-        missing = [key for key in needed if not isinstance(value, dict) or key not in value]
-        if missing:
-            raise UserError(f"{path}:{number}: {', '.join(missing)} missing")
+        problem = _problem(value, needed)
+        if problem:
+            raise UserError(f"{path}:{number}: {problem}")
         found.append(value)
     return found
+
+
+def _problem(value: Any, needed: Mapping[str, tuple[type, ...]]) -> str | None:
+    """What an object lacks, or has of another type."""
+    missing = [key for key in needed if not isinstance(value, dict) or key not in value]
+    if missing:
+        return f"{', '.join(missing)} missing"
+    wrong = [key for key, kinds in needed.items() if not isinstance(value[key], kinds) or isinstance(value[key], bool)]
+    return f"{wrong[0]} cannot be {clipped(json.dumps(value[wrong[0]]))}" if wrong else None
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
     value = _json(path, {})
     if not isinstance(value, dict) or not isinstance(value.get("classes"), dict):
         raise UserError(f"{path}: not a result of `avlm eval` (no classes); make it again")
+    for label, one in value["classes"].items():
+        problem = _problem(one, _CLASS)
+        if problem:
+            raise UserError(f"{path}: class {clipped(label)}: {problem}; make it again with `avlm eval`")
     return value
 
 
 def _predictions(path: Path) -> dict[str, dict[str, Any]]:
-    return {line["id"]: line for line in _lines(path, ("id", "question", "answer", "reference")) or []}
+    return {line["id"]: line for line in _lines(path, _PREDICTION) or []}
 
 
 def _lengths(path: Path) -> list[int] | None:

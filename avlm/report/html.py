@@ -17,7 +17,7 @@ from avlm.eval.metrics import UNANSWERED
 from avlm.report.collect import ABLATIONS, Collected, collect
 from avlm.report.examples import Example, choose, describe
 from avlm.report.plots import Curve, histogram, interval_row, line_chart, number, smooth, thin
-from avlm.utils.files import write_atomic
+from avlm.utils.files import check_writable, write_atomic
 from avlm.utils.quiet import quiet_loading
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
     if target.is_dir():
         raise UserError(f"{target} is a folder; --out takes the name of the HTML file")
     run = collect(folder)
+    check_writable(target.parent, str(target))
     source = _Source(run)
     examples = [describe(id, run.predictions) for id in choose(run.predictions)]
     for example in examples:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from avlm.errors import UserError
+from avlm.errors import RunError, UserError
+from avlm.utils.files import check_writable
 
 MANIFEST = "manifest.json"
 """File that says how a folder was made and what it holds."""
@@ -38,16 +39,20 @@ def build_folder(
 
     `settings` go into the manifest with the hash of the content. A folder whose manifest has the same settings and
     whose content has the recorded hash is left alone ("reused"); any other folder that is not empty is refused with
-    a `UserError`, and nothing is changed.
+    a `UserError`, and nothing is changed. Raises `RunError` when the disk does not take it.
     """
-    if folder.exists():
+    if os.path.exists(folder):  # False, not an error, for a name that is too long
         if not folder.is_dir():
             raise UserError(f"{folder}: is a file; give a folder that does not exist yet")
         if any(folder.iterdir()):
             _check_same(folder, settings)
             return "reused"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    check_writable(folder, "folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise RunError(f"{folder}: could not be made: {error.strerror}") from error
     try:
         build(work)
         manifest = {"settings": dict(settings), "sha256": tree_hash(work)}
@@ -57,6 +62,9 @@ def build_folder(
         for path in (work, *work.rglob("*")):  # temporary files are private to the user at first
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         work.rename(folder)  # POSIX: replaces an empty folder, fails on any other
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise RunError(f"{folder}: could not be written: {error.strerror or error}; nothing was left there") from error
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

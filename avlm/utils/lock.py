@@ -31,30 +31,40 @@ def take(path: Path) -> int:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _CANNOT_LOCK:
-            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
-            os.close(descriptor)
-            raise Held(holder or "unknown process") from None
+        lock(descriptor)
+    except Held:
+        said = _said(descriptor)
+        os.close(descriptor)
+        raise Held(said) from None
     with suppress(OSError):  # a full disk: the lock holds all the same
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return descriptor
 
 
+def lock(descriptor: int) -> None:
+    """Lock an open file and leave its content alone. Raises `Held` when another process has it."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _CANNOT_LOCK:
+            raise Held("another process") from None
+
+
 def holder(path: Path) -> str | None:
-    """Which other process holds the lock, or None. Nothing is written."""
+    """What the lock file says of the other process that holds it; None when none does. Nothing is written."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _CANNOT_LOCK:
-            return None
-        return os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "unknown process"
+        lock(descriptor)
+    except Held:
+        return _said(descriptor)
     finally:
         os.close(descriptor)
     return None
+
+
+def _said(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from avlm.errors import UserError
 from avlm.metrics import TRAIN_FILE, MetricsWriter, read_jsonl
 from avlm.recipe.schema import Recipe
 
@@ -92,3 +93,13 @@ def test_wandb_without_a_key_is_offline_and_says_so(
     runs = sorted(p.name for p in (tmp_path / "run/wandb").glob("offline-run-*"))
     ids = {name.split("-")[3] for name in runs}
     assert runs and ids == {(tmp_path / "run/wandb_id").read_text()}  # one W&B run, resumed
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\0\n", b"\xff\n", b"[1]\n", b"5\n"])
+def test_a_damaged_line_is_named(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / TRAIN_FILE
+    path.write_bytes(b'{"step": 1}\n' + damage + b'{"step": 2}\n{"st')
+    with pytest.raises(UserError, match=f"{TRAIN_FILE}:2: is damaged; remove this line"):
+        read_jsonl(path)
+    path.write_bytes(b'{"step": 1}\n{"st')
+    assert read_jsonl(path) == [{"step": 1}]

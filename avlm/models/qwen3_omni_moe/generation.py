@@ -17,6 +17,7 @@ import torch
 from transformers import GenerationMixin, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from avlm.errors import UserError
+from avlm.models.checkpoint import check_weights
 
 FIRST_STEP_ONLY = (
     "pixel_values",
@@ -79,6 +80,7 @@ def _add_adapter(model: Thinker, folder: str) -> None:
     file = Path(folder) / "adapter_model.safetensors"
     if not file.is_file():
         raise UserError(f"{folder}: no adapter here ({file.name} is missing)")
+    check_weights(folder, "")
     with safe_open(file, "pt") as tensors:
         names = tensors.keys()
     try:
@@ -88,7 +90,7 @@ def _add_adapter(model: Thinker, folder: str) -> None:
             warnings.simplefilter("ignore")  # what they say is checked below
             wrapped = PeftModel(_whole(model) if any("thinker." in name for name in names) else model, config)
             result = wrapped.load_adapter(folder, "default")
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UserError(f"{folder}: the adapter does not fit the checkpoint: {reason}") from error
     made = dict(wrapped.named_parameters())

@@ -84,6 +84,7 @@ def test_nothing_to_score() -> None:
         ('{"id": "1"', ":2: not JSON"),
         ('{"id": "1", "question": "?"}', ":2: .*missing: answer, reference"),
         ("[1]", ":2: .*missing: id"),
+        ('{"id": 1, "question": "?", "answer": "3", "reference": "x"}', ":2: id must be text"),
         ('{"id": "1", "question": "?", "answer": 3, "reference": "x"}', ":2: answer must be text"),
         ('{"id": "1", "question": "?", "answer": "3", "reference": "x", "choices": ["r"]}', ":2: choices must map"),
     ],
@@ -93,6 +94,17 @@ def test_bad_predictions(tmp_path: Path, line: str, message: str) -> None:
     path.write_text(json.dumps(row("0", "a", "x", "x")) + "\n" + line + "\n")
     with pytest.raises(UserError, match=message):
         read_predictions(path)
+
+
+def test_predictions_that_are_no_text_or_none_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match=":1: not JSON"):
+        read_predictions(path)
+    path.touch()
+    for nothing in (b"", b"\n"):
+        path.write_bytes(nothing)
+        assert read_predictions(path) == []
 
 
 def test_missing_predictions(tmp_path: Path) -> None:

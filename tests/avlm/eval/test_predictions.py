@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,46 @@ def test_file_of_unknown_origin(tmp_path: Path) -> None:
     with PredictionsFile(path, {}, overwrite=True) as file:
         assert file.done == frozenset() and path.read_bytes() == b""
     assert PredictionsFile(path, {}).done == frozenset()
+
+
+@pytest.mark.parametrize("content", ['{"id": "1", "conversation": []}\n', "notes\n", "[1]\n", "\0\1\n"])
+def test_what_is_no_predictions_file_is_not_overwritten(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(content)
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"not known which model|something else"):
+            PredictionsFile(path, {}, overwrite=overwrite)
+    assert path.read_text() == content
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"{tmp_path}: is a folder; --out takes"):
+        PredictionsFile(tmp_path, {})
+    with pytest.raises(UserError, match=f"{tmp_path}/file/a.jsonl: {tmp_path}/file is a file; give a folder"):
+        PredictionsFile(tmp_path / "file/a.jsonl", {})
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "after.jsonl"
+    with PredictionsFile(path, {}) as file:
+        file.append([line("1")])
+    code = (
+        "import sys, time; from pathlib import Path; from avlm.eval.predictions import PredictionsFile\n"
+        "with PredictionsFile(Path(sys.argv[1]), {}):\n    print('open', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
+    try:
+        assert other.stdout is not None and other.stdout.readline() == b"open\n"
+        for overwrite in (False, True):
+            with pytest.raises(UserError, match="another process is answering into it"):
+                PredictionsFile(path, {}, overwrite=overwrite)
+    finally:
+        other.kill()
+        other.wait()
+    assert PredictionsFile(path, {}).done == {"1"}
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

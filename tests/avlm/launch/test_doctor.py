@@ -163,6 +163,9 @@ def test_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert doctor.writable(tmp_path / "new").status == "ok"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    check = doctor.writable(tmp_path / "file/new")
+    assert check.status == "failed" and f"{tmp_path}/file is a file" in check.detail
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)  # root may write anywhere, so rights are no test
     check = doctor.writable(tmp_path / "new")
     assert check.status == "failed" and "Permission denied" in check.detail

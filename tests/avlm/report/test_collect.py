@@ -28,6 +28,9 @@ def test_torn_last_line_is_left_out_and_a_bad_one_named(tmp_path: Path) -> None:
     file.write_text('{"step": 1, "loss": 2.0}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl:1: lr missing"):
         collect(tmp_path)
+    file.write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: not JSON"):
+        collect(tmp_path)
 
 
 def test_parts(tmp_path: Path) -> None:
@@ -49,7 +52,16 @@ def test_parts(tmp_path: Path) -> None:
     [
         ("eval/after.json", "[]", "not a result of `avlm eval`"),
         ("eval/after.json", "{", "not JSON"),
+        (
+            "eval/after.json",
+            '{"classes": {"a": 5}}',
+            "class a: correct, total, unanswered, accuracy, low, high missing",
+        ),
         ("lengths.json", '{"a": 1}', "list of whole numbers"),
+        ("metrics.jsonl", '{"step": "x", "loss": 1.0, "lr": 0.1}\n', r'metrics\.jsonl:1: step cannot be "x"'),
+        ("metrics.jsonl", '{"step": 1, "loss": null, "lr": 0.1}\n', r"metrics\.jsonl:1: loss cannot be null"),
+        ("skipped.jsonl", "[]\n", r"skipped\.jsonl:1: id, reason missing"),
+        ("predictions/a.jsonl", '{"id": [], "question": "", "answer": "", "reference": ""}\n', r"id cannot be \[\]"),
         ("predictions/after.jsonl", json.dumps({"id": "1"}) + "\n", r"after\.jsonl:1: question, answer, reference"),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from avlm.errors import UserError
+from avlm.errors import RunError, UserError
 from avlm.utils.folder import MANIFEST, build_folder, tree_hash
 
 
@@ -84,3 +84,20 @@ def test_tree_hash_sees_names_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "three" / "a").write_text("x")
     hashes = {name: tree_hash(tmp_path / name) for name in ("one", "two", "three")}
     assert hashes["one"] == hashes["three"] != hashes["two"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/a/b", "x" * 300])
+def test_a_place_where_no_folder_can_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"give a folder|File name too long"):
+        build_folder(tmp_path / name, {}, fill)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunError, match="out: could not be written: No space left on device; nothing was left there"):
+        build_folder(tmp_path / "out", {}, full)
+    assert not list(tmp_path.iterdir())
