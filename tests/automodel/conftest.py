@@ -29,6 +29,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_process_group() -> None:
+    """Each module starts without the process group that training in another one has left."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def recipe_of(workplace: Path) -> Callable[..., Recipe]:
     """`recipe_of(name, {"parallel.ep": 2, …})`: a small recipe that writes to `<workplace>/<name>`."""

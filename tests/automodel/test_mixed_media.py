@@ -107,7 +107,7 @@ def test_text_alone_is_bit_equal_with_the_dummies(recipe_of: Callable[..., Recip
     from avlm.data.processing import load_processor, make_sample
     from avlm.data.rows import read_rows
 
-    recipe = recipe_of("dummies", {"schedule.max_steps": 1})
+    recipe = recipe_of("dummies", {"schedule.max_steps": 1, "optimizer.warmup": 0})
     model = train_here(recipe).model_parts[0].eval()
     processor = load_processor(recipe)
     row = next(row for row in read_rows([data / "rows.jsonl"], data) if not row.media)

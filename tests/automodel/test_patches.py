@@ -21,10 +21,13 @@ def model(recipe_of: Callable[..., Recipe]) -> Any:
     from nemo_automodel.components.models.qwen3_omni_moe.model import Qwen3OmniMoeThinkerForConditionalGeneration
     from transformers import AutoConfig
 
+    from automodel.cpu import on_cpu
+
     backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", rope_fusion=False, experts="torch")
     config = AutoConfig.from_pretrained(recipe_of("unused").model.checkpoint)
     torch.manual_seed(0)
-    built = Qwen3OmniMoeThinkerForConditionalGeneration(config, backend=backend).float()
+    with on_cpu():
+        built = Qwen3OmniMoeThinkerForConditionalGeneration(config, backend=backend).float()
     for parameter in built.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     return built.eval()
