@@ -9,6 +9,7 @@ token is sent to. Norms, activations and softmax are left out (below 1 % togethe
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass
 
 from avlm.models.base import get_family
@@ -47,7 +48,7 @@ class Flops:
     patch: int
     frames_per_step: int
     extra_patches: int
-    step_samples: int
+    step_samples: float
     window_steps: int | None = None
 
     def picture(self, frames: int, height: int, width: int) -> float:
@@ -58,7 +59,7 @@ class Flops:
 
     def sound(self, samples: int) -> float:
         """Operations of the audio tower on a sound of `samples` samples at 16 kHz."""
-        steps = -(-samples // self.step_samples)
+        steps = math.ceil(round(samples / self.step_samples, 6))
         if self.window_steps is None:
             return self.audio.bidirectional(steps)
         windows, rest = divmod(steps, self.window_steps)

@@ -85,8 +85,8 @@ def _audio(sound: Mapping[str, Any], llm_hidden: int) -> Blocks:
         subsampling += bins * frames * channels * (9 + channels)  # depthwise, then pointwise
     subsampling += bins * channels * hidden
     feed_forward = 4 * hidden * sound["intermediate_size"]
-    attention = 5 * hidden**2  # q, k, v, output, relative keys
+    attention = 6 * hidden**2  # q, k, v, output; keys of relative positions, of which there are twice as many
     convolution = 3 * hidden**2 + sound["conv_kernel_size"] * hidden
     projection = sound["projection_hidden_size"] * (hidden + llm_hidden)
     token = subsampling + layers * (feed_forward + attention + convolution) + projection
-    return Blocks(token=2 * token, pair=layers * 6 * hidden)  # relative positions are a third product
+    return Blocks(token=2 * token, pair=layers * 8 * hidden)  # with keys, values, and twice with relative positions

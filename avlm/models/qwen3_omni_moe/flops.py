@@ -35,7 +35,7 @@ def flops_of(shapes: Mapping[str, Any]) -> Flops:
         patch=vision["patch_size"],
         frames_per_step=vision["temporal_patch_size"],
         extra_patches=0,
-        step_samples=16_000 // CHUNK_STEPS,
+        step_samples=16_000 / CHUNK_STEPS,
         window_steps=window * CHUNK_STEPS,
     )
 
