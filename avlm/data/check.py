@@ -1,12 +1,13 @@
 """Reads a whole dataset and reports everything that is wrong with it, before a run trips over it.
 
 A dataset is bad when a line is not a row, a file cannot be read or is damaged, the same question is asked twice of
-the same media, or a validation row uses media that a training row uses too. Media are compared by content, so a copy
-under another name is found.
+the same media, or a validation row uses media that a training row uses too (parts of one clip may be in both when they
+do not overlap). Media are compared by content, so a copy under another name is found.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -136,8 +137,11 @@ def check_dataset(
     names = [name for name, (files, _) in scanned.items() if files]
     refs = list(dict.fromkeys(ref for name in names for row in scanned[name][1][0] for ref in row.media))
     state = _read_all(refs, data, decode, jobs, progress)
-    content = content_keys(ref.path for ref in refs)
-    trained = {key: row for row in reversed(scanned["train"][1][0]) for key in _unique_to_split(row, content)}
+    content = content_keys(path for ref in refs for path in ref.paths)
+    trained: dict[Any, list[tuple[Row, _Use]]] = {}
+    for row in scanned["train"][1][0]:
+        for use in _unique_to_split(row, content):
+            trained.setdefault(use.key, []).append((row, use))
 
     splits, findings = [], []
     for name in names:
@@ -156,7 +160,7 @@ def check_dataset(
         split.total = split.good + sum(f.place.line is not None for f in found)
         findings += sorted(found, key=lambda f: (files.index(f.place.file), f.place.line or 0))
         splits.append(split)
-    return Report(splits, findings, len({ref.path for ref in refs}))
+    return Report(splits, findings, len({path for ref in refs for path in ref.paths}))
 
 
 def _finding(
@@ -164,7 +168,7 @@ def _finding(
     state: dict[MediaRef, tuple[Kind, str] | None],
     content: dict[Path, str],
     seen: dict[Any, Row],
-    trained: dict[Any, Row],
+    trained: dict[Any, list[tuple[Row, _Use]]],
 ) -> Finding | None:
     place = Place(row.source, row.line)
     for ref in row.media:
@@ -179,27 +183,47 @@ def _finding(
         return Finding(
             "duplicate", place, f"row {row.id!r} asks what {where} asks of the same media, with {same}", row.id
         )
-    for part in _unique_to_split(row, content):
-        if part in trained:
-            where = Place(trained[part].source, trained[part].line)
-            names = [ref.name for ref in row.media if content[ref.path] == part]
-            what = names[0] if names else "its question"
-            return Finding("leak", place, f"row {row.id!r}: {what} is in the training set too, at {where}", row.id)
+    for use in _unique_to_split(row, content):
+        for other, there in trained.get(use.key, ()):
+            if use.start < there.end and there.start < use.end:
+                where = Place(other.source, other.line)
+                reason = f"row {row.id!r}: {use.name} is in the training set too, at {where}"
+                return Finding("leak", place, reason, row.id)
     return None
 
 
-def _unique_to_split(row: Row, content: dict[Path, str]) -> list[Any]:
-    """What a validation row may not share with a training row: its media; its question, where it has none."""
-    return [content[ref.path] for ref in row.media] or [_question(row, content)]
+@dataclass(frozen=True)
+class _Use:
+    """Something that a validation row may not share with a training row: a file from `start` to `end` seconds."""
+
+    key: Any
+    name: str
+    start: float = 0.0
+    end: float = math.inf
+
+
+def _unique_to_split(row: Row, content: dict[Path, str]) -> list[_Use]:
+    """A row's media; its question, where it has none."""
+    return [
+        _Use(content[path], ref.name, ref.start or 0.0, math.inf if ref.end is None else ref.end)
+        for ref in row.media
+        for path in ref.paths
+    ] or [_Use(_question(row, content), "its question")]
 
 
 def _question(row: Row, content: dict[Path, str]) -> tuple[Any, ...]:
     """Everything but the answers; media stand for their content."""
     return tuple(
-        (turn.role, *(part.text if isinstance(part, Text) else (part.kind, content[part.path]) for part in turn.parts))
+        (turn.role, *(part.text if isinstance(part, Text) else _seen(part, content) for part in turn.parts))
         for turn in row.turns
         if turn.role != "assistant"
     )
+
+
+def _seen(ref: MediaRef, content: dict[Path, str]) -> tuple[Any, ...]:
+    """What a model is shown of a file, whatever its name."""
+    files = tuple(content[path] for path in ref.paths)
+    return ref.kind, files, ref.start, ref.end, ref.audio_in_video, ref.times
 
 
 def _answers(row: Row) -> list[str]:

@@ -24,6 +24,10 @@ SLACK = 0.1
 """Seconds by which decoded sound may differ from its length in the container before it counts as damaged."""
 LONGEST_GAP = 6 * 3600.0
 """Seconds between the starts of picture and sound that can be believed."""
+PAST_END = 1.0
+"""Seconds by which a part may end after its clip: annotations are often rounded to whole seconds."""
+INSTANT = 1e-6
+"""Seconds by which a time may differ from what was meant (decimal numbers in rows)."""
 
 
 class MediaError(UserError):
@@ -112,7 +116,7 @@ class Part:
     """What a row takes of a clip.
 
     first, stop: frames, by number. duration: seconds that these frames fill. sound: first and last (exclusive) 16 kHz
-    sample, silence included. offset: seconds from the clip's start to the part's.
+    sample, silence included. offset: seconds from the clip's start to the part's. problems: what is wrong with it.
     """
 
     first: int
@@ -120,10 +124,12 @@ class Part:
     duration: float
     sound: tuple[int, int]
     offset: float = 0.0
+    given: bool = False
+    problems: tuple[str, ...] = ()
 
-    def choose(self, pts: Sequence[float] | np.ndarray, limits: MediaLimits) -> list[int]:
-        """Numbers of the frames that are taken within `limits`; `pts` of all frames of the clip."""
-        count = frame_count(self.duration, self.stop - self.first, limits)
+    def choose(self, pts: np.ndarray, limits: MediaLimits) -> list[int]:
+        """Numbers of the frames that are taken within `limits`; pts: [frames], of the whole clip."""
+        count = frame_count(self.duration, self.stop - self.first, limits, given=self.given)
         return [self.first + number for number in picks(pts[self.first : self.stop], count)]
 
     def times(self, picture: Picture, chosen: Sequence[int]) -> np.ndarray:
@@ -131,22 +137,48 @@ class Part:
         return np.maximum(picture.times[list(chosen)] - self.offset, 0.0)
 
 
-def part_of(clip: Clip, picture: Picture | None) -> Part:
-    """The whole clip. picture: its frames, or those of them that can be decoded."""
+def part_of(clip: Clip, picture: Picture | None, ref: MediaRef) -> Part:
+    """What `ref` takes of a clip. picture: its frames, or those of them that can be decoded.
+
+    A part from `start` to `end` has the frames that are shown first at `start` or later and before `end`, or, if there
+    is none, the one that is on view at `start`; and the sound in between. Raises `MediaError` for a part that starts
+    after the end; one that ends after the end ends there, which is a problem when it is more than `PAST_END` seconds.
+    """
     samples = clip.sound.silence + clip.sound.samples if clip.sound is not None else 0
+    seconds = samples / SAMPLE_RATE
+    picture_end = picture.start + picture.duration if picture is not None else seconds
+    given = bool(ref.frames)
+    if ref.start is None and ref.end is None:
+        if picture is None:
+            return Part(0, 0, seconds, (0, samples))
+        return Part(0, len(picture.pts), picture.duration, (0, samples), given=given)
+    start, end, last = ref.start or 0.0, math.inf if ref.end is None else ref.end, max(picture_end, seconds)
+    if start >= picture_end:
+        what = "picture" if picture is not None else "sound"
+        raise MediaError(clip.path, f"start is {start:g} s, but its {what} ends at {picture_end:.2f} s")
+    problems: tuple[str, ...] = ()
+    if ref.end is not None and end > last + PAST_END:
+        problems = (f"end is {end:g} s, but it ends at {last:.2f} s",)
+    sound = min(round(start * SAMPLE_RATE), samples), samples if end >= seconds else round(end * SAMPLE_RATE)
     if picture is None:
-        return Part(0, 0, samples / SAMPLE_RATE, (0, samples))
-    return Part(0, len(picture.pts), picture.duration, (0, samples))
+        return Part(0, 0, (sound[1] - sound[0]) / SAMPLE_RATE, sound, start, problems=problems)
+    first, stop = np.searchsorted(picture.times, [start - INSTANT, end - INSTANT]).tolist()
+    if first == stop:
+        first = max(0, first - 1)
+        stop = first + 1
+    shown_from = max(start, float(picture.times[first]))
+    shown_until = min(end, float(picture.times[stop]) if stop < len(picture.pts) else picture_end)
+    duration = max(shown_until - shown_from, INSTANT)
+    return Part(first, stop, duration, sound, start, given, problems)
 
 
 def info_of(clip: Clip, ref: MediaRef, limits: MediaLimits | None = None) -> MediaInfo:
     """What reading `ref` will find; with `limits` also when the frames that it takes are shown."""
-    part = part_of(clip, clip.picture)
+    part = part_of(clip, clip.picture, ref)
     samples = part.sound[1] - part.sound[0]
+    problems = clip.problems() + part.problems
     if clip.picture is None:
-        return MediaInfo(
-            "audio", duration=part.duration, has_audio=True, audio_samples=samples, problems=clip.problems()
-        )
+        return MediaInfo("audio", duration=part.duration, has_audio=True, audio_samples=samples, problems=problems)
     times = () if limits is None else part.times(clip.picture, part.choose(clip.picture.pts, limits)).tolist()
     frames = part.stop - part.first
     return MediaInfo(
@@ -160,7 +192,9 @@ def info_of(clip: Clip, ref: MediaRef, limits: MediaLimits | None = None) -> Med
         has_audio=samples > 0,
         audio_samples=samples,
         times=tuple(times),
-        problems=clip.problems(),
+        problems=problems,
+        audio_in_video=ref.audio_in_video,
+        given=part.given,
     )
 
 

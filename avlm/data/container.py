@@ -53,14 +53,42 @@ class PacketTrack:
 
     def decoder(self) -> Any:
         """See `Track.decoder`."""
-        context = self._stream.codec_context
-        if not context.is_open:
-            context.thread_count = 1
-        return context
+        return _decoder(self._stream)
 
     def packet(self, number: int) -> Any:
         """See `Track.packet`."""
         return self._packets[number]
+
+
+class PacketSound:
+    """A sound track (`avlm.data.sound.SoundTrack`) whose packets are in memory."""
+
+    head = 0
+    """FFmpeg drops what comes before the start."""
+
+    def __init__(self, stream: Any, packets: Sequence[Any], start: float) -> None:
+        self._stream, self._packets, self.start = stream, packets, start
+
+    @cached_property
+    def times(self) -> list[float | None]:
+        """See `SoundTrack.times`."""
+        base = float(self._stream.time_base)
+        return [None if packet.pts is None else packet.pts * base for packet in self._packets]
+
+    def decoder(self) -> Any:
+        """See `SoundTrack.decoder`."""
+        return _decoder(self._stream)
+
+    def packet(self, number: int) -> Any:
+        """See `SoundTrack.packet`."""
+        return self._packets[number]
+
+
+def _decoder(stream: Any) -> Any:
+    context = stream.codec_context
+    if not context.is_open:
+        context.thread_count = 1
+    return context
 
 
 class Demuxed:
@@ -95,14 +123,14 @@ class Demuxed:
         shown = [packet.pts for packet in self._pictures if not packet.is_discard]
         self._timed = bool(shown) and None not in shown and len(set(shown)) == len(shown)
         self.numbered = self._video is not None and not (self._timed and self._in_order(container.format.name))
-        sound_start, sound_seconds = math.inf, 0.0
+        self._sound_start, sound_seconds = math.inf, 0.0
         if self._sound is not None:
-            sound_start, sound_seconds = _sound_span(self._sound, self._sounds)
+            self._sound_start, sound_seconds = _sound_span(self._sound, self._sounds)
         samples = round(sound_seconds * SAMPLE_RATE)
         if ref.kind == "audio" and not samples:
             raise MediaError(ref.path, "its sound track is empty")
         picture_start = self._picture_start() if self._video is not None else math.inf
-        first_time, silence = starts(ref.path, picture_start, sound_start)
+        first_time, silence = starts(ref.path, picture_start, self._sound_start)
         sound = None
         if self._sound is not None and samples:
             seconds = float((self._sound.duration or 0) * self._sound.time_base) if self._has_index else 0.0
@@ -179,16 +207,10 @@ class Demuxed:
         height, width = square(self.path, context.height, context.width, float(aspect) if aspect else 0.0)
         return (width, height) if self.orientation[0] else (height, width)
 
-    def sound_decoder(self) -> Any:
-        """An `av.CodecContext` for the sound track."""
-        context = self._sound.codec_context
-        if not context.is_open:
-            context.thread_count = 1
-        return context
-
-    def sound_packets(self) -> Iterator[Any]:
-        """Packets of the sound track."""
-        return iter(self._sounds)
+    @property
+    def sound(self) -> PacketSound:
+        """The packets of the sound track."""
+        return PacketSound(self._sound, self._sounds, self._sound_start)
 
 
 def upright(matrix: Sequence[int]) -> tuple[bool, bool, bool]:

@@ -6,13 +6,11 @@ depend on. What a row takes, and how long it will be, follows from `avlm.data.cl
 
 from __future__ import annotations
 
-import numpy as np
-
-from avlm.data.clip import Clip, MediaError, Part, Picture, info_of, part_of
+from avlm.data.clip import Clip, MediaError, Part, info_of, part_of
 from avlm.data.container import Demuxed, opened
-from avlm.data.decode import Canvas, Taken, take, take_numbers
-from avlm.data.image import probe_image, read_image
-from avlm.data.sampling import frame_size
+from avlm.data.decode import Canvas, take, take_numbers
+from avlm.data.image import clip_of_images, probe_image, read_image, read_images
+from avlm.data.sampling import frame_size, mean_distance, takes_sound
 from avlm.data.sound import read_sound
 from avlm.data.types import Media, MediaInfo, MediaLimits, MediaRef
 
@@ -27,17 +25,19 @@ def read_media(ref: MediaRef, limits: MediaLimits, factor: int, *, strict: bool 
     """
     if ref.kind == "image":
         media = read_image(ref, limits, factor)
+    elif ref.frames:
+        media = read_images(ref, limits, factor)
     else:
         with opened(ref.path) as container:
             source = Demuxed(container, ref)
             media = Media(ref.kind)
+            part = part_of(source.clip, source.clip.picture, ref)
             if ref.kind == "video":
-                _read_frames(source, limits, factor, media)
+                _read_frames(source, part, ref, limits, factor, media)
             else:
-                media.problems += source.clip.problems()
-            if ref.kind == "audio" or limits.audio_in_video:
-                part = part_of(source.clip, source.clip.picture)
-                media.audio = read_sound(source, source.clip, part, limits.max_audio_seconds, media)
+                media.problems += source.clip.problems() + part.problems
+            if source.clip.sound is not None and takes_sound(ref, limits):
+                media.audio = read_sound(source.sound, source.clip, part, limits.max_audio_seconds, media)
     if strict and media.problems:
         raise MediaError(ref.path, "; ".join(media.problems))
     return media
@@ -50,6 +50,8 @@ def probe(ref: MediaRef, limits: MediaLimits | None = None) -> MediaInfo:
     """
     if ref.kind == "image":
         return probe_image(ref)
+    if ref.frames:
+        return info_of(clip_of_images(ref), ref, limits)
     return info_of(_clip(ref), ref, limits)
 
 
@@ -58,34 +60,26 @@ def _clip(ref: MediaRef) -> Clip:
         return Demuxed(container, ref).clip
 
 
-def _read_frames(source: Demuxed, limits: MediaLimits, factor: int, media: Media) -> None:
+def _read_frames(source: Demuxed, part: Part, ref: MediaRef, limits: MediaLimits, factor: int, media: Media) -> None:
     """The chosen frames of a clip, upright and resized."""
     picture = source.clip.picture
     assert picture is not None
     height, width = frame_size(picture.height, picture.width, factor, limits.min_pixels, limits.max_pixels)
     canvas = Canvas(height, width, *source.orientation)
-    part, chosen = _choose(source.clip, picture, limits)
-    taken = _take(source, picture, chosen, canvas)
+    chosen = part.choose(picture.pts, limits)
+    if source.numbered:
+        taken = take_numbers(source.track, chosen, canvas)
+    else:
+        taken = take(source.track, picture.pts[chosen].tolist(), canvas)
     if taken.frames is None:  # a chosen frame cannot be decoded: choose among those that can
         picture = source.decodable()
-        part, chosen = _choose(source.clip, picture, limits)
+        part = part_of(source.clip, picture, ref)
+        chosen = part.choose(picture.pts, limits)
         taken = take_numbers(source.track, chosen, canvas)
     assert taken.frames is not None
-    media.problems += source.clip.problems(len(picture.pts))
     media.frames, media.fallback = taken.frames, taken.fallback
     media.times = part.times(picture, chosen)
-    spread = float(media.times[-1] - media.times[0])
-    media.seconds_per_frame = spread / (len(chosen) - 1) if spread else 1 / limits.sample_fps
+    media.seconds_per_frame = mean_distance(media.times, limits)
+    media.problems += source.clip.problems(len(picture.pts)) + part.problems
     if taken.damaged:
         media.problems.append(f"{taken.damaged} of the {len(chosen)} frames that are taken are damaged")
-
-
-def _choose(clip: Clip, picture: Picture, limits: MediaLimits) -> tuple[Part, list[int]]:
-    part = part_of(clip, picture)
-    return part, part.choose(picture.pts, limits)
-
-
-def _take(source: Demuxed, picture: Picture, chosen: list[int], canvas: Canvas) -> Taken:
-    if source.numbered:
-        return take_numbers(source.track, chosen, canvas)
-    return take(source.track, np.asarray(picture.pts)[chosen].tolist(), canvas)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from avlm.data.rows import where
-from avlm.data.sampling import frame_count, frame_size
+from avlm.data.sampling import frame_count, frame_size, takes_sound
 from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaKind, MediaLimits, MediaRef, Row, Sample
 from avlm.errors import UserError
 from avlm.models.base import get_family
@@ -97,7 +97,7 @@ def planned_shape(info: MediaInfo, limits: MediaLimits, factor: int) -> MediaSha
 
     `seconds_per_frame` stays 0: it moves tokens but does not change their number.
     """
-    samples = info.audio_samples if info.kind == "audio" or limits.audio_in_video else 0
+    samples = info.audio_samples if takes_sound(info, limits) else 0
     if limits.max_audio_seconds is not None:
         samples = min(samples, round(limits.max_audio_seconds * SAMPLE_RATE))
     if info.kind == "audio":
@@ -105,7 +105,7 @@ def planned_shape(info: MediaInfo, limits: MediaLimits, factor: int) -> MediaSha
     height, width = frame_size(info.height, info.width, factor, limits.min_pixels, limits.max_pixels)
     if info.kind == "image":
         return MediaShape("image", 1, height, width)
-    frames = frame_count(info.duration, info.frames, limits)
+    frames = frame_count(info.duration, info.frames, limits, given=info.given)
     return MediaShape("video", frames, height, width, audio_samples=samples, times=info.times)
 
 

@@ -7,6 +7,10 @@ One line is one row:
         {"role": "assistant", "content": "…"}]}
 
 `id` and `class` may be left out; `content` is a string or a list of items. Media paths are relative to `video_root`.
+
+A video or audio item may take a part of its file, in seconds from its start: `"start": 12.5, "end": 20` (either may be
+left out). A video item may say whether its sound is taken, `"audio_in_video": false`, instead of the recipe, and may
+be given as images with the seconds at which they are shown: `"frames": ["a.png", "b.png"], "times": [0, 0.5]`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,8 +33,15 @@ TURN_KEYS = ("role", "content")
 ROLES = get_args(Role)
 MEDIA_TYPES = get_args(MediaKind)
 ITEM_TYPES = ("text", *MEDIA_TYPES)
+MEDIA_KEYS: dict[MediaKind, tuple[str, ...]] = {
+    "video": ("path", "start", "end", "audio_in_video", "frames", "times"),
+    "audio": ("path", "start", "end"),
+    "image": ("path",),
+}
 _MARK = b"\xef\xbb\xbf"
 _REMEMBERED = 100_000  # answers to "does this file exist"
+LONGEST = 1e7
+"""Seconds; no clip is that long."""
 SHOWN = 20
 """Problems printed before the rest is only counted."""
 
@@ -259,19 +271,64 @@ def _part(item: Any, at: str, folder: _Folder) -> Text | MediaRef:
     kind = item.get("type")
     if kind not in ITEM_TYPES:
         raise _BadRow(f"{at}: unknown type {_shown(kind)}{_nearest(kind, ITEM_TYPES)}")
-    key = "text" if kind == "text" else "path"
-    _no_unknown_keys(item, ("type", key), at)
+    if kind == "text":
+        _no_unknown_keys(item, ("type", "text"), at)
+        return Text(_string(item, "text", at))
+    _no_unknown_keys(item, ("type", *MEDIA_KEYS[kind]), at)
+    if "frames" in item or "times" in item:
+        return _images(item, at, folder)
+    start, end = _seconds(item, "start", at), _seconds(item, "end", at)
+    if end is not None and end <= (start or 0.0):
+        raise _BadRow(f"{at}: end must be later than start, not {end:g} after {start or 0.0:g}")
+    sound = item.get("audio_in_video")
+    if sound is not None and not isinstance(sound, bool):
+        raise _BadRow(f"{at}: audio_in_video must be true or false, not {_shown(sound)}")
+    name = _string(item, "path", at)
+    return MediaRef(kind, _found(name, at, folder), name, start, end, sound)
+
+
+def _images(item: dict[str, Any], at: str, folder: _Folder) -> MediaRef:
+    """A clip that is given as images."""
+    for key in ("path", "start", "end", "audio_in_video"):
+        if key in item:
+            raise _BadRow(f"{at}: {key} does not go with frames; a video is one file, or images with their times")
+    names, times = item.get("frames"), item.get("times")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise _BadRow(f"{at}: frames must be a list of image paths, not {_shown(names)}")
+    if not isinstance(times, list) or not all(_is_time(time) for time in times):
+        raise _BadRow(f"{at}: times must be the seconds at which the frames are shown, not {_shown(times)}")
+    if len(times) != len(names):
+        raise _BadRow(f"{at}: {len(names)} frames but {len(times)} times; each frame needs one")
+    if any(later <= earlier for earlier, later in pairwise(times)):
+        raise _BadRow(f"{at}: times must ascend, not {_shown(times)}")
+    paths = tuple(_found(name, at, folder) for name in names)
+    return MediaRef("video", paths[0], names[0], frames=paths, times=tuple(map(float, times)))
+
+
+def _string(item: dict[str, Any], key: str, at: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise _BadRow(
-            f"{at}: a {kind} item needs {key!r}, a string" + ("" if value is None else f", not {_shown(value)}")
-        )
-    if kind == "text":
-        return Text(value)
-    if not value:
+        given = "" if value is None else f", not {_shown(value)}"
+        raise _BadRow(f"{at}: a {item['type']} item needs {key!r}, a string{given}")
+    return value
+
+
+def _seconds(item: dict[str, Any], key: str, at: str) -> float | None:
+    value = item.get(key)
+    if value is not None and not _is_time(value):
+        raise _BadRow(f"{at}: {key} must be a number of seconds from 0 up, not {_shown(value)}")
+    return None if value is None else float(value)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST
+
+
+def _found(name: str, at: str, folder: _Folder) -> Path:
+    if not name:
         raise _BadRow(f"{at}: path is empty")
     try:
-        return MediaRef(kind, folder.find(value), value)
+        return folder.find(name)
     except _BadRow as bad:
         raise _BadRow(f"{at}: {bad}") from None
 

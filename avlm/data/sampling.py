@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from avlm.data.types import MediaLimits
+    from avlm.data.types import MediaInfo, MediaLimits, MediaRef
 
 TEMPORAL_PATCH = 2
 """Frames in one temporal patch."""
@@ -21,17 +21,23 @@ MAX_ASPECT = 200
 """Largest ratio of the two sides of a picture."""
 
 
-def frame_count(duration: float, frames: int, limits: MediaLimits) -> int:
+def frame_count(duration: float, frames: int, limits: MediaLimits, *, given: bool = False) -> int:
     """How many frames are taken of a clip: even, at least 2.
 
     The nearest even number to `duration` (seconds) × `limits.sample_fps`, at most `limits.max_frames` and at most
-    `frames` (those that the clip has, one more if that is odd: a frame is then taken twice).
+    `frames` (those that the clip has, one more if that is odd: a frame is then taken twice). Frames that are `given`
+    were chosen beforehand and are all taken, up to `limits.max_frames`.
     Raises `ValueError` for a clip without frames.
     """
     if frames < 1:
         raise ValueError("a clip needs at least one frame")
-    wanted = math.floor(duration * limits.sample_fps / 2 + 0.5) * 2
+    wanted = frames + 1 if given else math.floor(duration * limits.sample_fps / 2 + 0.5) * 2
     return max(2, min(wanted, limits.max_frames // 2 * 2, (frames + 1) // 2 * 2))
+
+
+def takes_sound(what: MediaRef | MediaInfo, limits: MediaLimits) -> bool:
+    """Whether the sound of a file is taken, if it has any: that of a clip when its row, or else the recipe, says so."""
+    return what.kind == "audio" or (limits.audio_in_video if what.audio_in_video is None else what.audio_in_video)
 
 
 def picks(timestamps: Sequence[float] | np.ndarray, n: int) -> list[int]:
@@ -49,6 +55,12 @@ def picks(timestamps: Sequence[float] | np.ndarray, n: int) -> list[int]:
     before = np.maximum(after - 1, 0)
     nearest = np.where(targets - times[before] <= times[after] - targets, before, after)
     return [int(i) for i in nearest]
+
+
+def mean_distance(times: np.ndarray, limits: MediaLimits) -> float:
+    """Mean distance of frames that are shown at these times, in seconds; for a single one that of the limits."""
+    spread = float(times[-1] - times[0])
+    return spread / (len(times) - 1) if spread else 1 / limits.sample_fps
 
 
 def patch_times(times: Sequence[float] | np.ndarray, patch: int = TEMPORAL_PATCH) -> list[float]:

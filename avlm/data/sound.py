@@ -5,78 +5,196 @@ Each channel is resampled before the average is taken: a downmix inside the resa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from avlm.data.clip import SLACK, Clip, MediaError, Part
+from avlm.data.clip import SLACK, TOGETHER, Clip, MediaError, Part
 from avlm.data.types import SAMPLE_RATE, Media
+
+PREROLL = 1.0
+"""Seconds that are decoded before the part that is wanted, for decoders and resamplers need what came before."""
+BLOCK = 16_384
+"""Samples that are resampled at a time."""
 
 
 class SoundTrack(Protocol):
     """A sound track that can be decoded."""
 
-    def sound_decoder(self) -> Any:
+    @property
+    def start(self) -> float:
+        """When its first sample is heard, in seconds on the time line of its packets."""
+        ...
+
+    @property
+    def head(self) -> int:
+        """Samples (at its own rate) before that one which come out of the decoder all the same."""
+        ...
+
+    @property
+    def times(self) -> Sequence[float | None]:
+        """When its packets are heard, in seconds."""
+        ...
+
+    def decoder(self) -> Any:
         """An `av.CodecContext`."""
         ...
 
-    def sound_packets(self) -> Iterator[Any]:
-        """Its packets (`av.Packet`), in order."""
+    def packet(self, number: int) -> Any:
+        """The packet as an `av.Packet`, with its time."""
         ...
 
 
 def read_sound(track: SoundTrack, clip: Clip, part: Part, longest: float | None, media: Media) -> np.ndarray | None:
-    """[N] float32 at 16 kHz, as long as the container says, in step with the picture; None when there is no sound.
+    """[N] float32 at 16 kHz: the part's sound, as long as the container says, in step with the picture.
 
-    longest: seconds that are taken at most; what is cut is counted in `media.cut_seconds`, damage is listed in
-    `media.problems`. Raises `MediaError` when nothing can be decoded.
+    None when there is none. longest: seconds that are taken at most; what is cut is counted in `media.cut_seconds`.
+    Damage is listed in `media.problems`. Raises `MediaError` when nothing can be decoded.
     """
-    if clip.sound is None:
+    first, stop = part.sound
+    if clip.sound is None or first >= stop:
         return None
-    silence, total = clip.sound.silence, clip.sound.silence + clip.sound.samples
-    wanted = total if longest is None else min(total, round(longest * SAMPLE_RATE))
-    decoded = _decoded(track, wanted + SLACK * SAMPLE_RATE - silence)
-    if not len(decoded):
-        raise MediaError(clip.path, "its sound cannot be decoded")
-    have = silence + len(decoded)
-    media.cut_seconds = (total - wanted) / SAMPLE_RATE
-    if have < wanted - SLACK * SAMPLE_RATE:
-        media.problems.append(f"only {have / SAMPLE_RATE:.2f} of {total / SAMPLE_RATE:.2f} s of sound are usable")
-        wanted = have
-    out = np.zeros(wanted, dtype=np.float32)
-    out[silence:have] = decoded[: max(0, wanted - silence)]
+    silence = clip.sound.silence
+    until = stop if longest is None else min(stop, first + round(longest * SAMPLE_RATE))
+    media.cut_seconds = (stop - until) / SAMPLE_RATE
+    out = np.zeros(until - first, dtype=np.float32)
+    if until > silence:
+        at, decoded = _decoded(track, max(0, first - silence), until - silence)
+        if not len(decoded):
+            raise MediaError(clip.path, "its sound cannot be decoded")
+        have = silence + at + len(decoded)
+        if have < until - SLACK * SAMPLE_RATE:
+            there, promised = max(have - first, 0) / SAMPLE_RATE, (stop - first) / SAMPLE_RATE
+            media.problems.append(f"only {there:.2f} of {promised:.2f} s of sound are usable")
+            out = out[: max(have - first, 0)]
+        start = max(first, silence)
+        piece = decoded[start - silence - at :][: len(out) - (start - first)]
+        out[start - first : start - first + len(piece)] = piece
     return np.clip(out, -1.0, 1.0, out=out)
 
 
-def _decoded(track: SoundTrack, enough: float) -> np.ndarray:
-    """[N] float32 mono at 16 kHz, at least `enough` samples if there are so many."""
-    import av
+def _decoded(track: SoundTrack, first: int, stop: int) -> tuple[int, np.ndarray]:
+    """Mono sound at 16 kHz that covers samples [first, stop) as far as it can be decoded, and the sample it starts at.
 
-    resampler = None
-    chunks = [np.zeros((1, 0), np.float32)]
-    have = 0
-    for frame in (*_frames(track), None):
-        if resampler is None:
-            if frame is None:
-                break
-            resampler = av.AudioResampler(format="fltp", layout=frame.layout, rate=SAMPLE_RATE)
-        for piece in resampler.resample(frame):
-            chunks.append(piece.to_ndarray().mean(axis=0, keepdims=True))
-            have += piece.samples
-        if have >= enough:
+    Decoding starts a little before `first`, at a place where both rates have a sample, so what comes out is what
+    decoding from the start gives.
+    """
+    frames = _from_middle(track, first) or _from_start(track)
+    blocks: list[np.ndarray] = []
+    at, have = None, 0
+    mono = _Mono()
+    for sample, frame in frames:
+        at = sample if at is None else at
+        for block in mono.feed(frame):
+            blocks.append(block)
+            have += len(block)
+        if at + have >= stop + SLACK * SAMPLE_RATE:
             break
-    return np.concatenate(chunks, axis=1)[0]
+    blocks += mono.finish()
+    return at or 0, np.concatenate([np.zeros(0, np.float32), *blocks])
 
 
-def _frames(track: SoundTrack) -> Iterator[Any]:
-    """Decoded frames; packets that the decoder rejects are passed over."""
+Placed = tuple[int, Any]
+"""The 16 kHz sample at which a frame starts (only that of the first one is used), and the frame."""
+
+
+def _from_start(track: SoundTrack) -> Iterator[Placed]:
+    skip = track.head
+    for frame in _frames(track, 0):
+        if skip >= frame.samples:
+            skip -= frame.samples
+        else:
+            yield 0, _without(frame, skip)
+            skip = 0
+
+
+def _from_middle(track: SoundTrack, first: int) -> Iterator[Placed] | None:
+    """Frames from a little before sample `first`; None when that is near the start, or where it is cannot be known."""
+    earliest = track.start + first / SAMPLE_RATE - PREROLL
+    times = track.times
+    number = max((n for n, time in enumerate(times) if time is not None and time <= earliest), default=0)
+    if not number or times[0] is None:
+        return None
+    frames = _frames(track, number)
+    for frame in frames:
+        if frame.time is None:
+            break
+        step = frame.sample_rate // math.gcd(frame.sample_rate, SAMPLE_RATE)  # each has a 16 kHz sample
+        before = round((frame.time - track.start) * frame.sample_rate)
+        counted = number * frame.samples + round((times[0] - track.start) * frame.sample_rate)
+        if abs(counted - before) <= TOGETHER * frame.sample_rate:  # times may be rounded, packets of equal size are not
+            before = counted
+        skipped = -before % step
+        if skipped < frame.samples and before + skipped >= 0:
+            return _placed((before + skipped) * SAMPLE_RATE // frame.sample_rate, _without(frame, skipped), frames)
+    track.decoder().flush_buffers()
+    return None
+
+
+def _placed(sample: int, frame: Any, others: Iterator[Any]) -> Iterator[Placed]:
+    yield sample, frame
+    for other in others:
+        yield sample, other
+
+
+def _frames(track: SoundTrack, first: int) -> Iterator[Any]:
+    """Decoded frames from a packet on; packets that the decoder rejects are passed over."""
     import av
 
-    context = track.sound_decoder()
-    for packet in (*track.sound_packets(), None):
+    context = track.decoder()
+    for number in (*range(first, len(track.times)), None):
         try:
-            yield from context.decode(packet)
+            yield from context.decode(None if number is None else track.packet(number))
         except av.FFmpegError:
             continue
     context.flush_buffers()
+
+
+def _without(frame: Any, samples: int) -> Any:
+    """The frame without its first samples."""
+    import av
+
+    if not samples:
+        return frame
+    pixels = frame.to_ndarray()  # [channels, samples], or [1, samples × channels]
+    pixels = pixels[:, samples * (1 if frame.format.is_planar else len(frame.layout.channels)) :]
+    short = av.AudioFrame.from_ndarray(np.ascontiguousarray(pixels), frame.format.name, frame.layout.name)
+    short.sample_rate = frame.sample_rate
+    return short
+
+
+class _Mono:
+    """Resamples frames, block by block; the format of the sound may change on the way."""
+
+    def __init__(self) -> None:
+        self._format: tuple[str, str, int] | None = None
+        self._resampler: Any = None
+        self._fifo: Any = None
+
+    def feed(self, frame: Any) -> Iterator[np.ndarray]:
+        """Take a frame; gives what is ready, [samples] float32."""
+        import av
+
+        form = frame.format.name, frame.layout.name, frame.sample_rate
+        if form != self._format:
+            yield from self.finish()
+            self._format, self._fifo = form, av.AudioFifo()
+            self._resampler = av.AudioResampler(format="fltp", layout=frame.layout, rate=SAMPLE_RATE)
+        frame.pts = None
+        self._fifo.write(frame)
+        while (block := self._fifo.read(BLOCK)) is not None:
+            yield from self._resampled(block)
+
+    def finish(self) -> Iterator[np.ndarray]:
+        """Gives the rest."""
+        if self._resampler is not None:
+            rest = self._fifo.read(partial=True)
+            if rest is not None:
+                yield from self._resampled(rest)
+            yield from self._resampled(None)
+
+    def _resampled(self, block: Any) -> Iterator[np.ndarray]:
+        for piece in self._resampler.resample(block):
+            yield piece.to_ndarray().mean(axis=0)

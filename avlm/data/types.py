@@ -23,11 +23,27 @@ class Text:
 
 @dataclass(frozen=True)
 class MediaRef:
-    """A media file in a turn. `path` is absolute and inside `video_root`; `name` is what the row wrote."""
+    """A media file in a turn. `path` is absolute and inside `video_root`; `name` is what the row wrote.
+
+    start, end: seconds from the clip's start that picture and sound are cut to; None: not cut there.
+    audio_in_video: whether a clip's sound is taken, instead of what the recipe says; a clip without sound is a clip
+    without sound either way. frames, times: a clip given as images (absolute paths; `path` is the first) with the
+    seconds at which they are shown.
+    """
 
     kind: MediaKind
     path: Path
     name: str
+    start: float | None = None
+    end: float | None = None
+    audio_in_video: bool | None = None
+    frames: tuple[Path, ...] = ()
+    times: tuple[float, ...] = ()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files that are read."""
+        return self.frames or (self.path,)
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,10 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class MediaInfo:
-    """What is known of a file without decoding it. Sizes are after rotation; times in seconds."""
+    """What is known, without decoding, of the part of a file that a `MediaRef` names.
+
+    Sizes are upright and with square pixels; times are in seconds.
+    """
 
     kind: MediaKind
     width: int = 0
@@ -86,6 +105,10 @@ class MediaInfo:
     """Of a clip probed with limits: when the frames that the reader takes are shown, in seconds as in `Media.times`."""
     problems: tuple[str, ...] = ()
     """What is seen to be damaged without decoding; `Media.problems` may know more."""
+    audio_in_video: bool | None = None
+    """`MediaRef.audio_in_video`."""
+    given: bool = False
+    """Whether the frames were chosen beforehand: then `MediaLimits.sample_fps` does not apply."""
 
 
 @dataclass
@@ -93,7 +116,8 @@ class Media:
     """A file after reading.
 
     frames: [T, H, W, 3] uint8 RGB after resizing (T = 1 for an image), or None.
-    times: [T] float64 seconds from the clip's start at which the frames are shown, or None.
+    times: [T] float64 seconds from the start of the clip, or of the part that was asked for, at which the frames are
+    shown, or None.
     seconds_per_frame: mean distance of two chosen frames, in seconds.
     audio: [N] float32 in [-1, 1], 16 kHz mono, or None when the file has no sound or it was not asked for.
     cut_seconds: sound left out at the end because of `max_audio_seconds`.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from avlm.data.check import Report, check_dataset, content_keys
@@ -100,6 +101,33 @@ def test_a_row_counts_once_under_the_first_fault(media: Path, tmp_path: Path) ->
     assert [f.kind for f in report.findings] == ["damaged"] * 3
     report = check(media, tmp_path, [row("1"), row("1", "good2.mp4")])
     assert found(report) == [("row", "train", 2, "1")]
+
+
+def part(row: dict[str, Any], start: float, end: float) -> dict[str, Any]:
+    row["conversation"][0]["content"][0] |= {"start": start, "end": end}
+    return row
+
+
+def test_parts_of_one_clip(media: Path, tmp_path: Path) -> None:
+    train = [part(row("1"), 0.0, 0.2), part(row("2"), 0.2, 0.4)]
+    report = check(media, tmp_path, train, [part(row("3", "copy.mp4"), 0.4, 0.5), part(row("4"), 0.3, 0.5)])
+    assert found(report) == [("leak", "validation", 2, "4")]
+    assert found(check(media, tmp_path, [*train, part(row("5"), 0.0, 0.2)])) == [("duplicate", "train", 3, "5")]
+
+
+def test_clips_given_as_images(media: Path, tmp_path: Path) -> None:
+    for name, grey in (("a.png", 10), ("b.png", 20), ("c.png", 10)):
+        Image.new("L", (64, 64), grey).save(media / name)
+
+    def images(id: str, *names: str) -> dict[str, Any]:
+        made = row(id)
+        made["conversation"][0]["content"][0] = {"type": "video", "frames": names, "times": list(range(len(names)))}
+        return made
+
+    report = check(
+        media, tmp_path, [images("1", "a.png", "b.png"), images("2", "a.png"), images("3", "c.png", "b.png")]
+    )
+    assert found(report) == [("duplicate", "train", 3, "3")] and report.files == 3
 
 
 def test_text_rows_leak_by_their_question(media: Path, tmp_path: Path) -> None:

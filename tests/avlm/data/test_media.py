@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from PIL import Image
 
 from avlm.data.media import MediaError, probe, read_media
 from avlm.data.sampling import picks
-from avlm.data.types import Media, MediaKind, MediaLimits
+from avlm.data.types import Media, MediaKind, MediaLimits, MediaRef
 from avlm.errors import UserError
 from tests.avlm.data import clips
-from tests.avlm.data.clips import corners, greys, limits, pitch, quadrants, ref, shown, tone, write
+from tests.avlm.data.clips import corners, greys, level, limits, pitch, quadrants, ref, shown, tone, write
 
 RED, GREEN, BLUE, WHITE = clips.QUADRANTS
 
@@ -383,3 +384,111 @@ def test_image_that_is_a_line(tmp_path: Path) -> None:
     for function in (lambda r: read_media(r, limits(), 16), probe):
         with pytest.raises(MediaError, match="200 times"):
             function(ref(tmp_path / "a.png", "image"))
+
+
+# ---- parts
+
+
+def part(path: Path, start: float | None, end: float | None, limit: MediaLimits, kind: MediaKind = "video") -> Media:
+    return read_media(replace(ref(path, kind), start=start, end=end), limit, 16)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts", "a.mov"])
+def test_part_of_a_clip(tmp_path: Path, name: str) -> None:
+    """Picture and sound are those of the whole clip, cut."""
+    sound_codec = {"a.mkv": "flac", "a.mov": "pcm_s16le"}.get(name, "aac")
+    rate = 44_100 if sound_codec == "flac" else 48_000
+    wave = tone(6, rate) * np.linspace(0.2, 1.0, 6 * rate, dtype=np.float32)
+    path = write(tmp_path / name, np.concatenate([greys(40), greys(20)]), wave, rate=rate, sound_codec=sound_codec)
+    limit = limits(max_frames=128, fps=10.0)
+    whole, cut = read(path, limit), part(path, 2.4, 4.4, limit)
+    assert shown(picture(cut)) == [*range(24, 40), *range(4)]
+    assert np.array_equal(picture(cut), picture(whole)[24:44])
+    assert cut.times is not None
+    assert cut.times == pytest.approx(np.arange(20) / 10, abs=0.022 if name == "a.ts" else 1e-3)  # 1024 samples early
+    assert len(sound(cut)) == 32_000
+    exact = sound_codec != "aac"
+    assert np.abs(sound(cut) - sound(whole)[38_400:70_400]).max() <= (0 if exact else 2e-3)
+    assert cut.problems == []
+    info = probe(replace(ref(path), start=2.4, end=4.4), limit)
+    assert (info.frames, info.audio_samples) == (20, 32_000)
+    assert info.times == tuple(cut.times)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate", "tolerance"),
+    [("a.wav", "pcm_s16le", 22_050, 0), ("a.flac", "flac", 48_000, 0), ("a.mp3", "libmp3lame", 44_100, 1e-4),
+     ("a.ogg", "libopus", 48_000, 1e-3), ("a.m4a", "aac", 44_100, 2e-3)],
+)  # fmt: skip
+def test_part_of_a_sound(tmp_path: Path, name: str, codec: str, rate: int, tolerance: float) -> None:
+    wave = tone(5, rate, channels=2) * np.linspace(0.2, 1.0, 5 * rate, dtype=np.float32)
+    path = write(tmp_path / name, None, wave, rate=rate, sound_codec=codec)
+    whole = sound(read(path, kind="audio"))
+    for start, end in ((2.2, 4.0), (0.3, 0.9), (3.1, None)):
+        cut = sound(part(path, start, end, limits(), "audio"))
+        stop = len(whole) if end is None else round(end * 16_000)
+        expected = whole[round(start * 16_000) : stop]
+        assert len(cut) == len(expected)
+        assert np.abs(cut - expected).max() <= tolerance
+    info = probe(replace(ref(path, "audio"), start=2.2, end=4.0))
+    assert (info.audio_samples, info.duration) == (28_800, 1.8)
+    short = part(path, 2.0, 4.0, limits(seconds=0.5), "audio")
+    assert (len(sound(short)), short.cut_seconds) == (8_000, 1.5)
+
+
+def test_part_with_silence_before_the_sound(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mkv", greys(40), tone(2, 16_000), sound_codec="flac", sound_start=32_000)
+    samples = sound(part(path, 1.5, 2.5, limits()))
+    assert len(samples) == 16_000
+    assert np.abs(samples[:7_900]).max() == 0.0 and np.abs(samples[8_100:]).max() > 0.2
+    assert np.abs(sound(part(path, 0.5, 1.5, limits()))).max() == 0.0
+
+
+def test_sound_of_a_clip_is_taken_as_its_row_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mp4", greys(10), tone(1, 16_000))
+    silent = write(tmp_path / "b.mp4", greys(10))
+    for wanted in (True, False):
+        said = replace(ref(path), audio_in_video=wanted)
+        media = read_media(said, limits(sound=not wanted), 16)
+        assert (media.audio is not None) is wanted
+        assert read_media(replace(ref(silent), audio_in_video=wanted), limits(), 16).audio is None
+
+
+# ---- clips given as images
+
+
+def images(tmp_path: Path, count: int, size: tuple[int, int] = (64, 48)) -> tuple[Path, ...]:
+    paths = tuple(tmp_path / f"{i}.png" for i in range(count))
+    for i, path in enumerate(paths):
+        Image.new("RGB", size, (level(i),) * 3).save(path)
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"),
+    [(6, 128, [0, 1, 2, 3, 4, 5]), (5, 128, [0, 1, 2, 2, 3, 4]), (46, 128, list(range(46))), (6, 4, [0, 2, 3, 5]),
+     (1, 4, [0, 0])],
+)  # fmt: skip
+def test_given_frames_are_not_sampled_again(tmp_path: Path, count: int, most: int, expected: list[int]) -> None:
+    paths = images(tmp_path, count)
+    times = tuple(i * 46.6 / 46 for i in range(count))
+    given = MediaRef("video", paths[0], "0.png", frames=paths, times=times)
+    media = read_media(given, limits(max_frames=most, fps=1.0), 16)
+    assert shown(picture(media)) == expected
+    assert media.times == pytest.approx([times[i] for i in expected], abs=1e-6) and media.audio is None
+    assert media.seconds_per_frame == pytest.approx((times[-1] / (len(expected) - 1)) if count > 1 else 1.0)
+    info = probe(given, limits(max_frames=most, fps=1.0))
+    assert (info.height, info.width, info.frames, info.has_audio) == (48, 64, count, False)
+    assert media.times is not None and info.times == tuple(media.times)
+
+
+def test_given_frames_must_be_alike(tmp_path: Path) -> None:
+    first, *_ = images(tmp_path, 1)
+    Image.new("RGB", (32, 48)).save(tmp_path / "other.png")
+    (tmp_path / "text.png").write_text("no image")
+    for name, reason in (("other.png", "other.png: is 32 × 48 pixels, but 0.png is 64 × 48"),
+                         ("text.png", "text.png: cannot be read as an image")):  # fmt: skip
+        given = MediaRef("video", first, "0.png", frames=(first, tmp_path / name), times=(0.0, 1.0))
+        for function in (lambda r: read_media(r, limits(), 16), probe):
+            with pytest.raises(MediaError, match=reason):
+                function(given)

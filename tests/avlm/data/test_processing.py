@@ -53,7 +53,7 @@ def _sine(seconds: float) -> Any:
     return frame
 
 
-MEDIA = [
+MEDIA: list[list[Any]] = [
     [("video", "av.mov")],
     [("video", "silent.mov")],
     [("audio", "tone.wav")],
@@ -61,6 +61,10 @@ MEDIA = [
     [],
     [("video", "long.mov"), ("image", "picture.png"), ("audio", "tone.wav"), ("video", "silent.mov")],
     [("video", "short.mov")],
+    [("video", "long.mov", {"start": 1.23, "end": 4.5}), ("video", "av.mov", {"audio_in_video": False})],
+    [("video", "av.mov", {"audio_in_video": True, "end": 0.04}), ("audio", "tone.wav", {"start": 0.77})],
+    [("video", None, {"frames": ["picture.png"] * 5, "times": [0, 0.5, 1, 2, 4.5]})],
+    [("video", "long.mov", {"start": 9.27}), ("video", "silent.mov", {"audio_in_video": True, "start": 3})],
 ]
 
 
@@ -77,7 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.new("RGB", (100, 70), "red").save(root / "picture.png")
     rows = []
     for items in MEDIA:
-        content = [{"type": kind, "path": path} for kind, path in items] + [{"type": "text", "text": "What?"}]
+        content: list[dict[str, Any]] = [{"type": "text", "text": "What?"}]
+        for kind, path, *keys in items[::-1]:
+            content.insert(0, {"type": kind} | ({"path": path} if path else {}) | (keys[0] if keys else {}))
         rows.append({"conversation": [{"role": "user", "content": content}, {"role": "assistant", "content": "red"}]})
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
@@ -148,7 +154,7 @@ def test_media_reach_the_sample(tiny_checkpoint: Path, folder: Path, rows: list[
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_to_batches(tiny_checkpoint: Path, folder: Path, rows: list[Row], workers: int) -> None:
-    processor = processor_of(tiny_checkpoint, folder)
+    processor, rows = processor_of(tiny_checkpoint, folder), rows[:7]
     loader = Loader(
         rows,
         Epochs([count.total for count in measure_rows(rows, processor)], shuffle=False),

@@ -31,6 +31,10 @@ def item(kind: str, path: str) -> dict[str, Any]:
     return {"type": kind, "path": path}
 
 
+def images(frames: list[str], times: list[float]) -> dict[str, Any]:
+    return {"type": "video", "frames": frames, "times": times}
+
+
 def row(*turns: Any, **keys: Any) -> dict[str, Any]:
     return {**keys, "conversation": list(turns)}
 
@@ -104,6 +108,26 @@ BAD = [
     (row(question({"type": "video"}), ANSWER), "a video item needs 'path'"),
     (row(question({"type": "video", "path": 3}), ANSWER), "needs 'path', a string, not 3"),
     (row(question({"type": "video", "path": ""}), ANSWER), "path is empty"),
+    (row(question(item("video", "a.mp4") | {"start": -1}), ANSWER), "start must be a number of seconds from 0 up"),
+    (
+        row(question(item("video", "a.mp4") | {"end": "3"}), ANSWER),
+        'end must be a number of seconds from 0 up, not "3"',
+    ),
+    (row(question(item("video", "a.mp4") | {"end": True}), ANSWER), "end must be a number"),
+    (row(question(item("video", "a.mp4") | {"start": 2, "end": 2.0}), ANSWER), "end must be later than start"),
+    (
+        '{"conversation": [{"role": "user", "content": [{"type": "audio", "path": "sub/b.wav", "end": NaN}]}]}',
+        "not NaN",
+    ),
+    (row(question(item("audio", "sub/b.wav") | {"audio_in_video": True}), ANSWER), "unknown key 'audio_in_video'"),
+    (row(question(item("image", "c.png") | {"start": 1}), ANSWER), "unknown key 'start'"),
+    (row(question(item("video", "a.mp4") | {"audio_in_video": 1}), ANSWER), "audio_in_video must be true or false"),
+    (row(question(images([], [])), ANSWER), "frames must be a list of image paths, not []"),
+    (row(question({"type": "video", "frames": ["c.png"]}), ANSWER), "times must be the seconds"),
+    (row(question(images(["c.png"], [0, 1])), ANSWER), "1 frames but 2 times"),
+    (row(question(images(["c.png", "c.png"], [1, 1])), ANSWER), "times must ascend"),
+    (row(question(images(["gone.png"], [1])), ANSWER), "'gone.png' does not exist"),
+    (row(question(images(["c.png"], [1]) | {"path": "a.mp4"}), ANSWER), "path does not go with frames"),
     (row(turn("user", [{"type": "text", "text": None}]), ANSWER), "a text item needs 'text'"),
     (row(turn("user", " "), ANSWER), "the user turn is empty"),
     (row(turn("user", []), ANSWER), "the user turn is empty"),
@@ -137,6 +161,24 @@ def test_bad_rows(tmp_path: Path, root: Path, line: Any, reason: str) -> None:
     assert len(problems) == 1
     assert str(problems[0]).startswith(f"{file}:2: ")
     assert reason in str(problems[0])
+
+
+def test_parts_and_images(tmp_path: Path, root: Path) -> None:
+    items = (
+        item("video", "a.mp4") | {"start": 1, "end": 2.5, "audio_in_video": False},
+        item("audio", "sub/b.wav") | {"end": 3},
+        images(["c.png", "c.png"], [0, 0.5]),
+        item("video", "a.mp4") | {"start": None},
+    )
+    (row_read,) = read_rows([write(tmp_path, row(question(*items), ANSWER))], root)
+    path, picture = root / "a.mp4", root / "c.png"
+    assert row_read.media == (
+        MediaRef("video", path, "a.mp4", 1.0, 2.5, False),
+        MediaRef("audio", root / "sub/b.wav", "sub/b.wav", None, 3.0),
+        MediaRef("video", picture, "c.png", frames=(picture, picture), times=(0.0, 0.5)),
+        MediaRef("video", path, "a.mp4"),
+    )
+    assert row_read.media[2].paths == (picture, picture) and row_read.media[0].paths == (path,)
 
 
 def test_duplicate_ids(tmp_path: Path, root: Path) -> None:
