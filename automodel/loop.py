@@ -102,8 +102,7 @@ class Finetune(FinetuneRecipeForVLM):
             visual_masks.apply(model)
             if recipe.data.packing.enabled:
                 packed_padding_mask.apply(model)
-            if self.dist_env.world_size > 1:
-                towers.keep_in_step(model, self._run.media_kinds)
+            towers.keep_in_step(model, self._run.media_kinds)
         for logger in (self.metric_logger_train, self.metric_logger_valid):
             logger.close()  # ours are written instead
             if self.dist_env.is_main:

@@ -16,20 +16,16 @@ pytestmark = pytest.mark.upstream
 @pytest.fixture(scope="module")
 def model(recipe_of: Callable[..., Recipe]) -> Any:
     """The tiny model in AutoModel's class, as the loop builds it, before our hooks."""
-    import torch
+    from nemo_automodel import NeMoAutoModelForMultimodalLM
     from nemo_automodel.components.models.common import BackendConfig
-    from nemo_automodel.components.models.qwen3_omni_moe.model import Qwen3OmniMoeThinkerForConditionalGeneration
-    from transformers import AutoConfig
 
     from automodel.cpu import on_cpu
 
     backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", rope_fusion=False, experts="torch")
-    config = AutoConfig.from_pretrained(recipe_of("unused").model.checkpoint)
-    torch.manual_seed(0)
     with on_cpu():
-        built = Qwen3OmniMoeThinkerForConditionalGeneration(config, backend=backend).float()
-    for parameter in built.parameters():
-        torch.nn.init.normal_(parameter, std=0.05)
+        built = NeMoAutoModelForMultimodalLM.from_pretrained(
+            recipe_of("unused").model.checkpoint, torch_dtype="float32", attn_implementation="sdpa", backend=backend
+        )
     return built.eval()
 
 

@@ -248,7 +248,7 @@ def test_fewer_validation_rows_than_a_batch_are_all_evaluated(recipe_of: Callabl
 
 
 def test_packed_run_has_the_losses_of_the_unpacked_one(recipe_of: Callable[..., Recipe]) -> None:
-    one_batch = {"schedule.max_steps": 1, "optimizer.warmup": 0, "data.sample_ratio": 0.0625, "data.shuffle": False}  # 8 rows
+    one_batch = {"schedule.max_steps": 1, "optimizer.warmup": 0, "data.sample_ratio": 0.0625}  # 8 rows
     unpacked = recipe_of("unpacked", {**one_batch, "batch.global_batch_size": 8, "batch.micro_batch_size": 8})
     packing = {"data.packing.enabled": True, "data.packing.pack_size": 512, "data.sequence_length": 512}
     packed = recipe_of("packed", {**one_batch, **packing, "batch.global_batch_size": 2, "batch.micro_batch_size": 1})
