@@ -6,6 +6,7 @@ A rule's docstring is its text in `docs/recipe.md`. Whether files exist is check
 from __future__ import annotations
 
 import importlib
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -277,6 +278,20 @@ def pack_holds_a_sample(case: Case) -> str | None:
         return (
             f"{case.say('data.packing.pack_size', 'data.sequence_length')}: the longest sample must fit into a pack; "
             "make pack_size larger or sequence_length smaller"
+        )
+    return None
+
+
+@rule()
+def train_files_once(case: Case) -> str | None:
+    """Every file of `data.train` stands there once; a weight says how often its rows are seen."""
+    paths = [posixpath.normpath(path) for path in case.recipe.data.train_paths]
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice:
+        place = case.places.get("data.train", "default")
+        return (
+            f"data.train ({place}): {', '.join(twice)} stands there more than once; give it one entry with a weight: "
+            f"{{path: {twice[0]}, weight: {paths.count(twice[0])}}}"
         )
     return None
 

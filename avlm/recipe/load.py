@@ -231,14 +231,14 @@ def _override(text: str, problems: list[str]) -> Node | None:
 
 
 def _accept_one_for_list(tree: Node) -> Node:
-    """Where a list of files is wanted, the name of one file is a list of one."""
+    """Where a list of files is wanted, one file is a list of one."""
     data = tree.value.get("data")
     if data is None or not isinstance(data.value, dict):
         return tree
     keys = dict(data.value)
     for path in _ONE_OR_LIST:
         name = path.removeprefix("data.")
-        if name in keys and isinstance(keys[name].value, str):
+        if name in keys and isinstance(keys[name].value, str | dict):
             keys[name] = Node([keys[name]], keys[name].place)
     return Node({**tree.value, "data": Node(keys, data.place)}, tree.place)
 

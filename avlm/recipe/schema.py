@@ -119,7 +119,7 @@ class Packing(Section):
 class TrainFile(Section):
     """A JSONL file of training rows and its share in the mixture."""
 
-    path: str
+    path: Name
     """The file."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """How often each of its rows is seen in an epoch, on average."""
@@ -136,8 +136,8 @@ class Data(Section):
     """Rows, media and their budgets. The same rules serve training, validation, inference and the planner."""
 
     train: Annotated[list[FileOrBlock], Field(min_length=1)]
-    """JSONL files of training rows (one name is accepted for a list of one). `{path: a.jsonl, weight: 2.5}` instead of
-    a name: an epoch has every row of the file twice and half of them, other ones each epoch, once more; with 0.5 it has
+    """JSONL files of training rows (one is accepted for a list of one). `{path: a.jsonl, weight: 2.5}` instead of a
+    name: an epoch has every row of the file twice and half of them, other ones each epoch, once more; with 0.5 it has
     one half, then the other. A name alone has weight 1."""
     validation: list[str] = []
     """JSONL files of validation rows; may be empty."""

@@ -102,6 +102,12 @@ BROKEN: dict[str, tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]]
         ("data.packing.pack_size = 1024 (command line)", "data.sequence_length = 21504 (default)"),
         ("data.sequence_length=1024",),
     ),
+    "train_files_once": (
+        ("data.train=[rows.jsonl, {path: ./rows.jsonl, weight: 3}]",),
+        "automodel",
+        ("data.train (command line): rows.jsonl stands there more than once", "{path: rows.jsonl, weight: 2}"),
+        ("data.train=[{path: rows.jsonl, weight: 2}, other.jsonl]",),
+    ),
     "pixel_range": (
         ("data.video_max_pixels=1024",),
         "automodel",

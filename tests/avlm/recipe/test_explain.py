@@ -9,6 +9,7 @@ import pytest
 from avlm.recipe.explain import explain, show
 from avlm.recipe.fields import schema_fields
 from avlm.recipe.load import load_recipe
+from avlm.recipe.schema import TrainFile
 from avlm.stacks import flatten, get_stack
 from tests.avlm.recipe.conftest import MINIMAL
 
@@ -56,6 +57,7 @@ def test_native_values_are_those_of_the_translation() -> None:
         ([1, "a"], "[1, a]"),
         ([], "[]"),
         (True, "true"),
+        ([TrainFile(path="a.jsonl", weight=2), "b.jsonl"], "[{path: a.jsonl, weight: 2.0}, b.jsonl]"),
     ],
 )
 def test_show(value: object, text: str) -> None:

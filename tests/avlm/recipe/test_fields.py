@@ -9,6 +9,7 @@ from pydantic import Field
 
 from avlm.recipe.fields import describe, get_value, keys_of, schema_fields
 from avlm.recipe.load import load_recipe
+from avlm.recipe.schema import FileOrBlock
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ from avlm.recipe.load import load_recipe
         (Literal["a", "b"], "one of a, b"),
         (Annotated[list[Literal["a"]], Field(min_length=1)], "list of a, at least 1"),
         (Annotated[list[float], Field(min_length=2, max_length=2)], "list of number, exactly 2"),
+        (list[FileOrBlock], "list of text or {path, weight}"),
         (bool, "true or false"),
     ],
 )

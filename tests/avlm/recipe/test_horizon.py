@@ -29,6 +29,20 @@ def test_whichever_comes_first(make: Make) -> None:
     assert horizon(make("schedule.max_steps=null", "schedule.epochs=3"), 10) == 30
 
 
+def test_epochs_of_different_lengths(make: Make) -> None:
+    asked: list[int] = []
+
+    def steps(epoch: int) -> int:
+        asked.append(epoch)
+        return (10, 12, 9)[epoch]
+
+    assert horizon(make("schedule.max_steps=null", "schedule.epochs=3"), steps) == 31
+    assert horizon(make("schedule.max_steps=22", "schedule.epochs=3"), steps) == 22
+    assert horizon(make("schedule.max_steps=250", "schedule.epochs=2"), steps) == 22
+    assert asked == [0, 1, 2, 0, 1, 0, 1]
+    assert horizon(make("schedule.max_steps=250"), steps) == 250
+
+
 def test_horizon_refuses(make: Make) -> None:
     with pytest.raises(UserError, match="one of them"):
         horizon(make("schedule.max_steps=null"), 10)

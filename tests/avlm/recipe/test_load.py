@@ -10,6 +10,7 @@ import pytest
 
 from avlm.errors import Place, RunError, UserError
 from avlm.recipe.load import find_recipe, load_recipe, save_resolved, shipped_recipes
+from avlm.recipe.schema import TrainFile
 from tests.avlm.recipe.conftest import MINIMAL
 
 Write = Callable[..., str]
@@ -41,6 +42,39 @@ def test_one_file_is_a_list_of_one(write: Write) -> None:
     data = load_recipe(path).recipe.data
     assert (data.train, data.validation) == (["rows.jsonl"], ["held_out.jsonl"])
     assert load_recipe(path, ["data.train=other.jsonl"]).recipe.data.train == ["other.jsonl"]
+
+
+def test_mixture(write: Write) -> None:
+    path = write(MINIMAL.replace("[rows.jsonl]", "[{path: a.jsonl, weight: 2.5}, b.jsonl, {path: c.jsonl}]"))
+    loaded = load_recipe(path)
+    data = loaded.recipe.data
+    assert [(file.path, file.weight) for file in data.train_files] == [("a.jsonl", 2.5), ("b.jsonl", 1), ("c.jsonl", 1)]
+    assert data.train_paths == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert str(loaded.places["data.train.0.weight"]) == "r.yaml:5"
+    save_resolved(loaded.recipe, Path("saved.yaml"))
+    assert load_recipe("saved.yaml").recipe == loaded.recipe
+    one = load_recipe(path, ["data.train={path: a.jsonl, weight: 2}"]).recipe.data
+    assert one.train == [TrainFile(path="a.jsonl", weight=2)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{path: a.jsonl, weight: -1}", "data.train.0.weight: -1 is wrong; it takes number > 0"),
+        (
+            "{path: a.jsonl, weight: '2'}",
+            'data.train.0.weight: "2" is wrong; it takes number > 0; write 2 without quotes',
+        ),
+        ("{weight: 1}", "data.train.0.path is missing; it takes text, not empty"),
+        ("{path: a.jsonl, wieght: 1}", "unknown key data.train.0.wieght; did you mean weight?"),
+        ("{path: a.jsonl, part: 1}", "unknown key data.train.0.part; did you mean path?"),
+        ("{path: a.jsonl, x: 1}", "unknown key data.train.0.x; data.train.0 takes path, weight"),
+        ("3", "data.train.0: 3 is wrong; it takes text or {path, weight}"),
+        ("null", "data.train.0: null is wrong; it takes text or {path, weight}"),
+    ],
+)
+def test_wrong_entry_of_a_mixture(write: Write, entry: str, message: str) -> None:
+    assert problem(write(), f"data.train=[{entry}]") == f"command line: {message}"
 
 
 # ---- base ----
