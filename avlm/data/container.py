@@ -39,7 +39,9 @@ def opened(path: Path) -> Iterator[av.container.InputContainer]:
     except FileNotFoundError:
         raise MediaError(path, "no such file") from None
     except (av.FFmpegError, OSError) as error:
-        raise MediaError(path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        hint = "; it is damaged, cut off, or no media file" if isinstance(error, av.InvalidDataError) else ""
+        raise MediaError(path, reason + hint) from None
 
 
 class PacketTrack:

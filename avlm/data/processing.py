@@ -17,6 +17,7 @@ from avlm.data.types import SAMPLE_RATE, Media, MediaInfo, MediaKind, MediaLimit
 from avlm.errors import UserError
 from avlm.models.base import get_family
 from avlm.models.checkpoint import check_checkpoint
+from avlm.utils.quiet import quiet_loading
 
 if TYPE_CHECKING:
     from avlm.recipe.schema import Data, Recipe
@@ -135,9 +136,10 @@ def load_processor(recipe: Recipe, checkpoint: str | Path | None = None) -> Proc
     check_checkpoint(str(checkpoint or recipe.model.checkpoint), family, "" if checkpoint else "model.checkpoint: ")
     module, name = family.processing.split(":")
     kind = getattr(importlib.import_module(module), name)
-    if checkpoint is not None:
-        return kind(str(checkpoint), limits_of(recipe))
-    return kind(recipe.model.checkpoint, limits_of(recipe), revision=recipe.model.revision)
+    with quiet_loading():
+        if checkpoint is not None:
+            return kind(str(checkpoint), limits_of(recipe))
+        return kind(recipe.model.checkpoint, limits_of(recipe), revision=recipe.model.revision)
 
 
 def make_sample(row: Row, processor: Processor, limits: MediaLimits, *, with_answer: bool = True) -> Sample:

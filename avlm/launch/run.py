@@ -10,13 +10,13 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from avlm.data.types import MediaInfo, MediaKind, MediaRef, Row
+from avlm.data.types import SAMPLE_RATE, MediaInfo, MediaKind, MediaRef, Row
 from avlm.errors import UserError
 from avlm.recipe.schema import Data, Recipe, StackName
 from avlm.utils.files import check_writable, write_atomic
@@ -69,6 +69,7 @@ class Run:
     validation_rows: Epochs
     sources: list[Source]
     skipped: list[Skipped]
+    imperfect: Imperfect
     processor: Processor
     steps: int
     lock: int | None = None
@@ -136,7 +137,34 @@ class Run:
         if self.epochs.pack_size is not None:
             count, fill = self.epochs.count(0), 100 * self.epochs.fill(0)
             lines.append(f"epoch 0: {count:,} packs of {self.epochs.pack_size:,} tokens, {fill:.1f} % filled")
-        return lines
+        return lines + self.imperfect.lines()
+
+
+@dataclass
+class Imperfect:
+    """Media of which less is used than they should give. damaged: file -> what is wrong; cut: files with long sound."""
+
+    damaged: dict[Path, str] = field(default_factory=dict)
+    cut: set[Path] = field(default_factory=set)
+
+    def note(self, ref: MediaRef, info: MediaInfo, data: Data) -> None:
+        """Look at what `probe` says of a file."""
+        if info.problems:
+            self.damaged.setdefault(ref.path, info.problems[0])
+        cap = data.max_audio_seconds if ref.kind == "audio" or data.audio_in_video else None
+        if cap is not None and info.audio_samples > cap * SAMPLE_RATE:
+            self.cut.add(ref.path)
+
+    def lines(self) -> list[str]:
+        """What was seen, in words."""
+        found = []
+        if self.damaged:
+            path, problem = next(iter(self.damaged.items()))
+            count = f"{len(self.damaged):,} media file{'s are' if len(self.damaged) > 1 else ' is'} damaged"
+            found.append(f"{count} and used as far as possible, first {path}: {problem}; `avlm data check` names all")
+        if self.cut:
+            found.append(f"sound over data.max_audio_seconds is cut in {len(self.cut):,} media files")
+        return found
 
 
 @dataclass(frozen=True)
@@ -193,7 +221,8 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     validation = read_rows(with_rows, data.video_root) if with_rows else []
     processor = load_processor(recipe)
     check_weights(recipe.model.checkpoint)
-    kept, lengths, costs, skipped = _fitting(rows, processor, data, cost_model(recipe))
+    imperfect = Imperfect()
+    kept, lengths, costs, skipped = _fitting(rows, processor, data, imperfect, cost_model(recipe))
     rows = rows.select(kept)
     sources = _sources(rows, lengths, data)
     _refuse_other_rows(folder, sources)
@@ -205,7 +234,7 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
         shuffle=data.shuffle,
         pack_size=data.packing.pack_size if data.packing.enabled else None,
     )
-    kept, lengths, _, skipped_validation = _fitting(validation, processor, data)
+    kept, lengths, _, skipped_validation = _fitting(validation, processor, data, imperfect)
     validation = [validation[row] for row in kept.tolist()]
     _refuse_empty_steps(recipe, epochs.count(0))
     steps = horizon(recipe, lambda epoch: epochs.steps(epoch, recipe.batch.global_batch_size))
@@ -218,6 +247,7 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
         validation_rows=Epochs(lengths, shuffle=False),
         sources=sources,
         skipped=skipped + skipped_validation,
+        imperfect=imperfect,
         processor=processor,
         steps=steps,
     )
@@ -238,7 +268,7 @@ def _sampled(rows: RowIndex, ratio: float, seed: int) -> RowIndex:
 
 
 def _fitting(
-    rows: Sequence[Row], processor: Processor, data: Data, model: CostModel | None = None
+    rows: Sequence[Row], processor: Processor, data: Data, imperfect: Imperfect, model: CostModel | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Skipped]]:
     """Numbers, tokens and costs (0 without `model`) of the rows of at most `sequence_length` tokens; the others."""
     import numpy as np
@@ -254,6 +284,8 @@ def _fitting(
             if len(known) > _PROBES_KEPT:
                 known.clear()
             for row, count in zip(batch, measure_rows(batch, processor, known), strict=True):
+                for ref in row.media:
+                    imperfect.note(ref, known[ref], data)
                 media = [planned_shape(known[ref], processor.limits, processor.factor) for ref in row.media]
                 costs.append(model.row(count.total, media) if model is not None else 0.0)
                 yield row, count

@@ -253,8 +253,8 @@ def _unknown(path: str) -> str:
     candidates = [f"{block}.{near[0]}" if block else near[0]] if near else []
     if not candidates:  # the right key in another block
         candidates = [p for p in fields if p.rpartition(".")[2] == name]
-    if not candidates and name in _OTHER_NAMES:
-        candidates = [_OTHER_NAMES[name]]
+    if not candidates:
+        candidates = [_OTHER_NAMES[n] for n in difflib.get_close_matches(name, _OTHER_NAMES, n=1, cutoff=0.85)]
     if not candidates and block not in fields:
         candidates = difflib.get_close_matches(path, fields, n=1, cutoff=0.75)
     if not candidates:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from avlm.data.types import MediaInfo, MediaRef
 from avlm.errors import UserError
 from avlm.launch import run
 from avlm.launch.run import Run
+from avlm.recipe.schema import Data
 
 
 @pytest.mark.parametrize(("age", "stays"), [(0, True), (30, True), (run.STALE_STOP + 60, False)])
@@ -51,3 +53,21 @@ def test_what_says_whose_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: [")
     with pytest.raises(UserError, match=r"a run that is not known \(.*recipe.yaml:1: is not valid YAML"):
         run._refuse_other_run(None, "automodel", tmp_path)  # type: ignore[arg-type]
+
+
+def test_imperfect_media_are_counted() -> None:
+    data = Data.model_validate({"train": ["x"], "max_audio_seconds": 1.0, "audio_in_video": False})
+    seen = run.Imperfect()
+    assert seen.lines() == []
+    clip, sound = (MediaRef(kind, Path(f"/media/{kind}"), kind) for kind in ("video", "audio"))
+    seen.note(clip, MediaInfo("video", audio_samples=20_000), data)
+    seen.note(sound, MediaInfo("audio", audio_samples=16_000), data)
+    assert seen.lines() == [], "sound that is not used is not cut; sound of the whole length neither"
+    for _ in range(2):
+        seen.note(sound, MediaInfo("audio", audio_samples=16_001), data)
+        seen.note(clip, MediaInfo("video", problems=("only 1 of 9 frames are usable",)), data)
+    assert seen.lines() == [
+        "1 media file is damaged and used as far as possible, first /media/video: only 1 of 9 frames are usable; "
+        "`avlm data check` names all",
+        "sound over data.max_audio_seconds is cut in 1 media files",
+    ]

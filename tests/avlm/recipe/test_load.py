@@ -187,7 +187,7 @@ def test_long_values_are_not_repeated_whole(write: Write) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("optimizer: {learn_rate: 1}", "r.yaml:8: unknown key optimizer.learn_rate; optimizer takes lr"),
+        ("optimizer: {learn_rate: 1}", "r.yaml:8: unknown key optimizer.learn_rate; did you mean optimizer.lr?"),
         ("optimizer: {learning_rate: 1}", "r.yaml:8: unknown key optimizer.learning_rate; did you mean optimizer.lr?"),
         ("optmizer: {}", "r.yaml:8: unknown key optmizer; did you mean optimizer?"),
         ("lr: 1", "r.yaml:8: unknown key lr; did you mean optimizer.lr?"),
