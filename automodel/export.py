@@ -16,8 +16,10 @@ from pathlib import Path
 from automodel.checkpoints import latest
 from avlm.errors import RunError
 from avlm.launch.run import Run
+from avlm.utils.folder import MANIFEST
 
 INDEX = "model.safetensors.index.json"
+_NOT_COPIED = (INDEX, MANIFEST, ".gitattributes")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
@@ -55,7 +57,7 @@ def _place(source: Path, target: Path) -> None:
 
 def _copy_without_weights(source: Path, target: Path) -> None:
     for item in source.iterdir():
-        if item.is_file() and item.suffix not in _WEIGHTS and item.name != INDEX and not item.name.startswith("."):
+        if item.is_file() and item.suffix not in _WEIGHTS and item.name not in _NOT_COPIED:
             shutil.copy2(item, target / item.name)
 
 

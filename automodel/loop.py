@@ -95,11 +95,11 @@ class Finetune(FinetuneRecipeForVLM):
         expert_lora_tokens.apply(model)
         if recipe.model.family == "nemotron_3_nano_omni":
             nemotron_frozen_towers.apply(model, recipe)
-            nemotron_media.apply(model)
+            several = self.dist_env.world_size > 1
+            nemotron_media.apply(model, always_hear=several and "audio" in self._run.media_kinds)
             nemotron_sound_scale.apply(model)
             mamba_out_adapter.apply(model)
         if recipe.model.family == "qwen3_omni_moe":
-            visual_masks.apply(model)
             if recipe.data.packing.enabled:
                 packed_padding_mask.apply(model)
             towers.keep_in_step(model, self._run.media_kinds)

@@ -2,10 +2,10 @@
 
 FSDP2 gathers a tower's weights when the tower runs, by a collective that every rank must join. A rank whose batch has
 no video would not call the vision tower, and the others would wait for it or take its next collective for this one
-(reported as QwenLM/Qwen3-VL#1832 and ByteDance-Seed/VeOmni#177). So every tower that the data can need runs
-in every forward pass, in a fixed order: a medium that a batch lacks is replaced by the smallest possible dummy. Its
-features are cut off again, so the loss is bit-equal and the tower's gradient from that rank is zero. One rank alone does
-the same: a gradient of zero moves AdamW's moments, a missing one does not, and runs would depend on how batches are cut.
+(reported as QwenLM/Qwen3-VL#1832 and ByteDance-Seed/VeOmni#177). So every tower that the data can need runs in every
+forward pass, in a fixed order: a medium that a batch lacks is replaced by the smallest possible dummy. Its features are
+cut off again, so the loss is bit-equal and the tower's gradient from that rank is zero. One rank alone does the same:
+a gradient of zero moves AdamW's moments and a missing one does not, so runs would depend on how batches are cut.
 """
 
 from __future__ import annotations

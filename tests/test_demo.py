@@ -59,7 +59,7 @@ def test_the_report_is_one_file(folder: Path) -> None:
 
 
 def test_a_second_run_reuses_everything(folder: Path) -> None:
-    weights = folder / "outputs/demo/export/model.safetensors"
+    (weights,) = (folder / "outputs/demo/export").glob("*.safetensors")
     predictions = folder / "outputs/demo/predictions/after.jsonl"
     before = [path.stat().st_mtime_ns for path in (weights, predictions)]
     assert "all 800 steps are done" in demo(folder)

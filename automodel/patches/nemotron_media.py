@@ -28,8 +28,13 @@ AT_ONCE = 16
 """Pictures of one size that go through the vision tower together; its attention is not fused upstream."""
 
 
-def apply(model: Any) -> None:
-    """Wrap the forward pass of this model instance."""
+def apply(model: Any, *, always_hear: bool = False) -> None:
+    """Wrap the forward pass of this model instance.
+
+    always_hear: run the sound encoder on a batch without sound too, on a short silence of which nothing is kept. Needed
+    on several ranks when some batches have sound: FSDP2 splits the encoder's layers even when it is frozen, since it
+    does not know it by its name (`nemo_automodel/shared/multimodal_fsdp.py`), and would wait for the other ranks.
+    """
     upstream = model.forward
 
     def forward(
@@ -48,7 +53,11 @@ def apply(model: Any) -> None:
         embeddings = self.get_input_embeddings()(input_ids)
         seen = None if pixel_values is None else picture_features(self, pixel_values, imgs_sizes, num_frames)
         embeddings = _placed(embeddings, input_ids == self.img_context_token_id, seen, "picture")
-        heard = None if sound_features is None else hear(self, sound_features, sound_attention_mask)
+        heard = None
+        if sound_features is not None:
+            heard = hear(self, sound_features, sound_attention_mask)
+        elif always_hear:
+            heard = hear(self, *_silence(self, input_ids.device))[:0]
         embeddings = _placed(embeddings, input_ids == self.sound_context_token_id, heard, "sound")
         return upstream(input_ids=input_ids, inputs_embeds=embeddings, **kwargs)
 
@@ -117,11 +126,19 @@ def hear(model: Any, sound_features: torch.Tensor, sound_attention_mask: Any) ->
     return model.sound_projection(kept.to(next(model.sound_projection.parameters()).dtype))
 
 
+def _silence(model: Any, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least that the sound encoder takes: 8 frames, and the one behind them."""
+    import torch
+
+    mask = torch.tensor([[True] * 8 + [False]], device=device)
+    return torch.zeros(*mask.shape, model.sound_encoder.config.num_mel_bins, device=device), mask
+
+
 def _placed(embeddings: torch.Tensor, places: torch.Tensor, features: torch.Tensor | None, what: str) -> torch.Tensor:
     """Embeddings with `features` at `places`, one for each."""
     wanted, found = int(places.sum()), 0 if features is None else len(features)
     if wanted != found:
         raise RuntimeError(f"{wanted} placeholders of a {what}, but {found} features; is the data of this model?")
-    if features is None:
+    if features is None or not found:
         return embeddings
     return embeddings.masked_scatter(places[..., None], features.to(embeddings.dtype))

@@ -45,36 +45,6 @@ def sample(model: Any, media: dict[str, Any], placeholder: int, count: int) -> S
     )
 
 
-@pytest.fixture(scope="module")
-def mixed(model: Any) -> dict[str, Any]:
-    """A batch of an image row and a video row."""
-    import torch
-
-    from avlm.data.collate import collate
-
-    config = model.config
-    width = config.vision_config.in_channels * 2 * config.vision_config.patch_size**2
-    torch.manual_seed(1)
-    image = {"pixel_values": torch.randn(4, width), "image_grid_thw": torch.tensor([[1, 2, 2]])}
-    video = {"pixel_values_videos": torch.randn(8, width), "video_grid_thw": torch.tensor([[2, 2, 2]])}
-    rows = [sample(model, image, config.image_token_id, 1), sample(model, video, config.video_token_id, 2)]
-    return {key: value for key, value in collate(rows, 0).items() if key != "labels"}
-
-
-def test_visual_masks_are_still_needed(model: Any, mixed: dict[str, Any]) -> None:
-    import torch
-
-    from automodel.patches import visual_masks
-
-    with pytest.raises((RuntimeError, IndexError)), torch.no_grad():
-        model(**mixed)
-    visual_masks.apply(model)
-    with torch.no_grad():
-        logits = model(**mixed)
-    assert torch.isfinite(logits).all()
-    del model.get_placeholder_mask
-
-
 def test_packed_padding_mask_is_still_needed(model: Any) -> None:
     import torch
 
@@ -119,5 +89,5 @@ def test_packed_samples_do_not_see_each_other(model: Any) -> None:
     alone = logits(collate([second], 0))[0]
     packed = logits(collate_packs([[first, second]], 2 * length + 3, 0))[0, length : 2 * length]
     beside_another = logits(collate_packs([[changed, second]], 2 * length + 3, 0))[0, length : 2 * length]
-    assert (packed - alone).abs().max() <= 1e-6
+    assert (packed - alone).abs().max() <= 1e-6 * alone.abs().max()
     assert (packed - beside_another).abs().max() == 0

@@ -233,7 +233,7 @@ def test_an_empty_validation_file_is_one_warning(
     train_here(recipe)
     assert not lines(Path(recipe.output_dir) / "validation.jsonl")
     assert capsys.readouterr().err.count("no row to validate on") == 1
-    assert (Path(recipe.output_dir) / "export/model.safetensors").is_file()
+    assert list((Path(recipe.output_dir) / "export").glob("*.safetensors"))
 
 
 def test_fewer_validation_rows_than_a_batch_are_all_evaluated(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -247,17 +247,59 @@ def test_fewer_validation_rows_than_a_batch_are_all_evaluated(recipe_of: Callabl
     assert lines(Path(recipe.output_dir) / "validation.jsonl")[-1]["supervised_tokens"] == 6
 
 
-def test_packed_run_has_the_losses_of_the_unpacked_one(recipe_of: Callable[..., Recipe]) -> None:
-    one_batch = {"schedule.max_steps": 1, "optimizer.warmup": 0, "data.sample_ratio": 0.0625}  # 8 rows
-    unpacked = recipe_of("unpacked", {**one_batch, "batch.global_batch_size": 8, "batch.micro_batch_size": 8})
-    packing = {"data.packing.enabled": True, "data.packing.pack_size": 512, "data.sequence_length": 512}
-    packed = recipe_of("packed", {**one_batch, **packing, "batch.global_batch_size": 2, "batch.micro_batch_size": 1})
+PACKING = {"data.packing.enabled": True, "data.sequence_length": 256, "batch.micro_batch_size": 1}
+
+
+@pytest.mark.parametrize(("pack_size", "packs"), [(512, 2), (256, 3)])
+def test_packed_run_has_the_losses_of_the_unpacked_one(
+    pack_size: int, packs: int, recipe_of: Callable[..., Recipe]
+) -> None:
+    """The same 8 rows in one forward pass, and in packs that are accumulated: packs dealt by cost."""
+    one_batch = {"schedule.max_steps": 1, "optimizer.warmup": 0, "data.sample_ratio": 0.0625}
+    unpacked = recipe_of(f"unpacked_{packs}", one_batch | {f"batch.{n}_batch_size": 8 for n in ("global", "micro")})
+    sizes = {"data.packing.pack_size": pack_size, "batch.global_batch_size": packs}
+    packed = recipe_of(f"packed_{packs}", {**one_batch, **PACKING, **sizes})
     for recipe in (unpacked, packed):
-        train_here(recipe)
+        finetune = train_here(recipe)
+    assert finetune._run.epochs.count(0) == packs
     (a,), (b,) = metrics(unpacked), metrics(packed)
     assert a["tokens"] == b["tokens"] and a["supervised_tokens"] == b["supervised_tokens"]
     assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
     assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+
+
+def test_packed_mixture_goes_on_bit_for_bit(
+    recipe_of: Callable[..., Recipe],
+    stop_after: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Two files with weights, packs that differ between epochs, two accumulation steps; stopped in epoch 0 and 1."""
+    rows = Path(recipe_of("unused").data.train_paths[0]).read_text().splitlines(keepends=True)
+    for name, chosen in (("a", rows[:10]), ("b", rows[10:16])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(chosen))
+    mixture = [{"path": str(tmp_path / "a.jsonl"), "weight": 1.5}, {"path": str(tmp_path / "b.jsonl"), "weight": 0.5}]
+    changes: dict[str, Any] = {
+        **PACKING,
+        "data.train": mixture,
+        "data.packing.pack_size": 256,
+        "batch.global_batch_size": 2,
+        "schedule.max_steps": None,
+        "schedule.epochs": 2,
+    }
+    reference = recipe_of("mixture", changes)
+    run = train_here(reference)._run
+    steps = [run.epochs.steps(epoch, 2) for epoch in (0, 1)]
+    assert len(metrics(reference)) == run.steps == sum(steps)
+    assert [e["epoch"] for e in metrics(reference)] == [0] * steps[0] + [1] * steps[1]
+    recipe = recipe_of("mixture_stopped", changes)
+    for stop in (2, steps[0] + 1):
+        stop_after(stop)
+        train_here(recipe)
+        assert len(metrics(recipe)) == stop
+    monkeypatch.undo()
+    train_here(recipe)
+    assert metrics(recipe) == metrics(reference)
 
 
 def test_another_run_may_not_continue_a_folder(whole: Recipe) -> None:
