@@ -29,7 +29,6 @@ from automodel.patches import (
     nemotron_media,
     nemotron_sound_scale,
     packed_padding_mask,
-    visual_masks,
 )
 from automodel.patches.adapter_init import adapters_from_seed
 from automodel.patches.freeze_by_component import freeze_by_component
