@@ -121,12 +121,12 @@ class TrainFile(Section):
 
     path: Name
     """The file."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """How often each of its rows is seen in an epoch, on average."""
 
 
 FileOrBlock = Annotated[
-    Annotated[str, Tag("<name>")] | Annotated[TrainFile, Tag("<block>")],
+    Annotated[Name, Tag("<name>")] | Annotated[TrainFile, Tag("<block>")],
     Discriminator(lambda value: "<block>" if isinstance(value, dict | TrainFile) else "<name>"),
 ]
 """A file's name, or a block that says more; a wrong value is told by what it looks like."""
@@ -139,7 +139,7 @@ class Data(Section):
     """JSONL files of training rows (one is accepted for a list of one). `{path: a.jsonl, weight: 2.5}` instead of a
     name: an epoch has every row of the file twice and half of them, other ones each epoch, once more; with 0.5 it has
     one half, then the other. A name alone has weight 1."""
-    validation: list[str] = []
+    validation: list[Name] = []
     """JSONL files of validation rows; may be empty."""
     video_root: Name = "."
     """Folder that media paths in rows are relative to; no path may leave it."""
@@ -165,7 +165,7 @@ class Data(Section):
     """A sample over `sequence_length`: `error` stops before step 1 naming it; `report` leaves it out and lists it."""
     packing: Packing = Packing()
     """Packing of samples into sequences."""
-    workers: NonNegative = 4
+    workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loader processes per rank; 0 loads in the training process."""
 
     @property

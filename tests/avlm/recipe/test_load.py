@@ -166,6 +166,8 @@ def test_wrong_overrides(write: Write, override: str, message: str) -> None:
     [
         ("optimizer.lr=nan", 'command line: optimizer.lr: "nan" is wrong; it takes number > 0'),
         ("output_dir=''", 'command line: output_dir: "" is wrong; it takes text, not empty'),
+        ("data.train=''", 'command line: data.train.0: "" is wrong; it takes text, not empty or {path, weight}'),
+        ("data.workers=257", "command line: data.workers: 257 is wrong; it takes whole number ≥ 0 and ≤ 256"),
         ("batch=", "command line: batch: null is wrong; it takes block of keys; write keys below it"),
     ],
 )
