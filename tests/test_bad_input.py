@@ -364,7 +364,7 @@ RECIPES: dict[str, tuple[Changes, str]] = {
         lambda p: {"optimizer.learning_rat": 1.0},
         "recipe.yaml:26: unknown key optimizer.learning_rat; did you mean optimizer.lr?",
     ),
-    "empty name": (lambda p: {"output_dir": ""}, 'output_dir: "" is wrong; it takes text, not empty'),
+    "empty name": (lambda p: {"output_dir": ""}, 'output_dir: "" is wrong; it takes non-empty text'),
     "ep does not divide": (
         lambda p: {"parallel.ep": 2},
         "parallel.ep = 2 (recipe.yaml:23), parallel.pp = 1 (default): ep must divide world size / pp = 1 / 1; 1 do",

@@ -70,7 +70,7 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return "block of native keys"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "block of keys"
-    word = _WORDS[annotation] + (", not empty" if annotation is str and least else "")
+    word = ("non-empty " if annotation is str and least else "") + _WORDS[annotation]
     return " ".join([word, " and ".join(bounds)]).strip()
 
 

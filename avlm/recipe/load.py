@@ -395,7 +395,7 @@ def _hint(field: SchemaField, value: Any) -> str:
             digits = value.strip().replace("_", "").replace(",", "")
             if _is_number(digits):
                 return f"; write {digits} without quotes"
-    if field.type.startswith("text") and isinstance(value, bool | int | float):
+    if field.type.startswith(("text", "non-empty text")) and isinstance(value, bool | int | float):
         return f'; write it in quotes: "{_shown(value)}"'
     if field.section and value is None:
         optional = "" if field.required else "leave the block out for its defaults, or "

@@ -24,7 +24,7 @@ def test_page_is_complete() -> None:
     for rule in RULES:
         assert f"- {rule.text}" in page
     assert "| `optimizer.lr` | number > 0 | `5e-05` | Peak learning rate" in page
-    assert "| `name` | text, not empty | needed |" in page
+    assert "| `name` | non-empty text | needed |" in page
 
 
 def test_example_is_a_good_recipe(write: Callable[..., str]) -> None:

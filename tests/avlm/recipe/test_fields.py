@@ -22,7 +22,7 @@ from avlm.recipe.schema import FileOrBlock
         (Literal["a", "b"], "one of a, b"),
         (Annotated[list[Literal["a"]], Field(min_length=1)], "list of a, at least 1"),
         (Annotated[list[float], Field(min_length=2, max_length=2)], "list of number, exactly 2"),
-        (list[FileOrBlock], "list of text or {path, weight}"),
+        (list[FileOrBlock], "list of non-empty text or {path, weight}"),
         (bool, "true or false"),
     ],
 )

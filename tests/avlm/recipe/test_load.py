@@ -60,17 +60,17 @@ def test_mixture(write: Write) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("{path: a.jsonl, weight: -1}", "data.train.0.weight: -1 is wrong; it takes number > 0"),
+        ("{path: a.jsonl, weight: -1}", "data.train.0.weight: -1 is wrong; it takes number > 0 and ≤ 1,000"),
         (
             "{path: a.jsonl, weight: '2'}",
-            'data.train.0.weight: "2" is wrong; it takes number > 0; write 2 without quotes',
+            'data.train.0.weight: "2" is wrong; it takes number > 0 and ≤ 1,000; write 2 without quotes',
         ),
-        ("{weight: 1}", "data.train.0.path is missing; it takes text, not empty"),
+        ("{weight: 1}", "data.train.0.path is missing; it takes non-empty text"),
         ("{path: a.jsonl, wieght: 1}", "unknown key data.train.0.wieght; did you mean weight?"),
         ("{path: a.jsonl, part: 1}", "unknown key data.train.0.part; did you mean path?"),
         ("{path: a.jsonl, x: 1}", "unknown key data.train.0.x; data.train.0 takes path, weight"),
-        ("3", "data.train.0: 3 is wrong; it takes text or {path, weight}"),
-        ("null", "data.train.0: null is wrong; it takes text or {path, weight}"),
+        ("3", "data.train.0: 3 is wrong; it takes non-empty text or {path, weight}"),
+        ("null", "data.train.0: null is wrong; it takes non-empty text or {path, weight}"),
     ],
 )
 def test_wrong_entry_of_a_mixture(write: Write, entry: str, message: str) -> None:
@@ -153,7 +153,7 @@ def test_override_of_a_native_key(write: Write) -> None:
         ("optimizer.lr=[1", "command line: optimizer.lr=[1: is not valid YAML"),
         ("optimizer.lr=fast", 'command line: optimizer.lr: "fast" is wrong; it takes number > 0'),
         ("optimizer=5", "command line: optimizer: 5 is wrong; it takes block of keys"),
-        ("data.train.0=x", "command line: data.train.0: data.train takes list of text"),
+        ("data.train.0=x", "command line: data.train.0: data.train takes list of non-empty text"),
         ("optimizer.foo=1", "command line: unknown key optimizer.foo; optimizer takes lr, min_lr, warmup"),
     ],
 )
@@ -165,8 +165,8 @@ def test_wrong_overrides(write: Write, override: str, message: str) -> None:
     ("override", "message"),
     [
         ("optimizer.lr=nan", 'command line: optimizer.lr: "nan" is wrong; it takes number > 0'),
-        ("output_dir=''", 'command line: output_dir: "" is wrong; it takes text, not empty'),
-        ("data.train=''", 'command line: data.train.0: "" is wrong; it takes text, not empty or {path, weight}'),
+        ("output_dir=''", 'command line: output_dir: "" is wrong; it takes non-empty text'),
+        ("data.train=''", 'command line: data.train.0: "" is wrong; it takes non-empty text or {path, weight}'),
         ("data.workers=257", "command line: data.workers: 257 is wrong; it takes whole number ≥ 0 and ≤ 256"),
         ("batch=", "command line: batch: null is wrong; it takes block of keys; write keys below it"),
     ],
@@ -222,10 +222,10 @@ def test_wrong_lines(write: Write, line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("without", "message"),
     [
-        ("name: small\n", "r.yaml: name is missing; it takes text"),
+        ("name: small\n", "r.yaml: name is missing; it takes non-empty text"),
         ("batch: {global_batch_size: 8}\n", "r.yaml: batch is missing; it takes a block with global_batch_size"),
         ("schedule: {max_steps: 10}\n", "r.yaml: schedule is missing; it takes a block with max_steps, epochs"),
-        (", checkpoint: outputs/tiny", "r.yaml:2: model.checkpoint is missing; it takes text"),
+        (", checkpoint: outputs/tiny", "r.yaml:2: model.checkpoint is missing; it takes non-empty text"),
     ],
 )
 def test_missing(write: Write, without: str, message: str) -> None:
