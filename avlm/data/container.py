@@ -68,8 +68,9 @@ class PacketSound:
     head = 0
     """FFmpeg drops what comes before the start."""
 
-    def __init__(self, stream: Any, packets: Sequence[Any], start: float) -> None:
-        self._stream, self._packets, self.start = stream, packets, start
+    def __init__(self, stream: Any, packets: Sequence[Any], start: float, seconds: float) -> None:
+        self._stream, self._packets = stream, packets
+        self.start, self.seconds = start, seconds
 
     @cached_property
     def times(self) -> list[float | None]:
@@ -125,10 +126,10 @@ class Demuxed:
         shown = [packet.pts for packet in self._pictures if not packet.is_discard]
         self._timed = bool(shown) and None not in shown and len(set(shown)) == len(shown)
         self.numbered = self._video is not None and not (self._timed and self._in_order(container.format.name))
-        self._sound_start, sound_seconds = math.inf, 0.0
+        self._sound_start, self._sound_seconds = math.inf, 0.0
         if self._sound is not None:
-            self._sound_start, sound_seconds = _sound_span(self._sound, self._sounds)
-        samples = round(sound_seconds * SAMPLE_RATE)
+            self._sound_start, self._sound_seconds = _sound_span(self._sound, self._sounds)
+        samples = round(self._sound_seconds * SAMPLE_RATE)
         if ref.kind == "audio" and not samples:
             raise MediaError(ref.path, "its sound track is empty")
         picture_start = self._picture_start() if self._video is not None else math.inf
@@ -212,7 +213,7 @@ class Demuxed:
     @property
     def sound(self) -> PacketSound:
         """The packets of the sound track."""
-        return PacketSound(self._sound, self._sounds, self._sound_start)
+        return PacketSound(self._sound, self._sounds, self._sound_start, self._sound_seconds)
 
 
 def upright(matrix: Sequence[int]) -> tuple[bool, bool, bool]:

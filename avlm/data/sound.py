@@ -34,6 +34,11 @@ class SoundTrack(Protocol):
         ...
 
     @property
+    def seconds(self) -> float:
+        """From the start to the end; what comes out of the decoder after that is padding."""
+        ...
+
+    @property
     def times(self) -> Sequence[float | None]:
         """When its packets are heard, in seconds."""
         ...
@@ -85,9 +90,13 @@ def _decoded(track: SoundTrack, first: int, stop: int) -> tuple[int, np.ndarray]
     blocks: list[np.ndarray] = []
     at, have = None, 0
     mono = _Mono()
-    for sample, frame in frames:
-        at = sample if at is None else at
-        for block in mono.feed(frame):
+    for before, frame in frames:
+        if at is None:
+            at = before * SAMPLE_RATE // frame.sample_rate
+        total = round(track.seconds * frame.sample_rate)
+        if before + frame.samples > total:
+            frame = _cut(frame, 0, max(0, total - before))
+        for block in mono.feed(frame) if frame is not None else ():
             blocks.append(block)
             have += len(block)
         if at + have >= stop + SLACK * SAMPLE_RATE:
@@ -97,17 +106,15 @@ def _decoded(track: SoundTrack, first: int, stop: int) -> tuple[int, np.ndarray]
 
 
 Placed = tuple[int, Any]
-"""The 16 kHz sample at which a frame starts (only that of the first one is used), and the frame."""
+"""A frame after the samples (at its own rate) between the track's start and it."""
 
 
 def _from_start(track: SoundTrack) -> Iterator[Placed]:
-    skip = track.head
+    at = -track.head
     for frame in _frames(track, 0):
-        if skip >= frame.samples:
-            skip -= frame.samples
-        else:
-            yield 0, _without(frame, skip)
-            skip = 0
+        if at + frame.samples > 0:
+            yield max(at, 0), _cut(frame, max(-at, 0), frame.samples)
+        at += frame.samples
 
 
 def _from_middle(track: SoundTrack, first: int) -> Iterator[Placed] | None:
@@ -128,15 +135,17 @@ def _from_middle(track: SoundTrack, first: int) -> Iterator[Placed] | None:
             before = counted
         skipped = -before % step
         if skipped < frame.samples and before + skipped >= 0:
-            return _placed((before + skipped) * SAMPLE_RATE // frame.sample_rate, _without(frame, skipped), frames)
+            return _placed(before, skipped, frame, frames)
     track.decoder().flush_buffers()
     return None
 
 
-def _placed(sample: int, frame: Any, others: Iterator[Any]) -> Iterator[Placed]:
-    yield sample, frame
-    for other in others:
-        yield sample, other
+def _placed(before: int, skipped: int, first: Any, others: Iterator[Any]) -> Iterator[Placed]:
+    yield before + skipped, _cut(first, skipped, first.samples)
+    at = before + first.samples
+    for frame in others:
+        yield at, frame
+        at += frame.samples
 
 
 def _frames(track: SoundTrack, first: int) -> Iterator[Any]:
@@ -152,17 +161,20 @@ def _frames(track: SoundTrack, first: int) -> Iterator[Any]:
     context.flush_buffers()
 
 
-def _without(frame: Any, samples: int) -> Any:
-    """The frame without its first samples."""
+def _cut(frame: Any, first: int, stop: int) -> Any:
+    """Samples `first` to `stop` (exclusive) of a frame; None when there is none."""
     import av
 
-    if not samples:
+    if first == 0 and stop == frame.samples:
         return frame
-    pixels = frame.to_ndarray()  # [channels, samples], or [1, samples × channels]
-    pixels = pixels[:, samples * (1 if frame.format.is_planar else len(frame.layout.channels)) :]
-    short = av.AudioFrame.from_ndarray(np.ascontiguousarray(pixels), frame.format.name, frame.layout.name)
-    short.sample_rate = frame.sample_rate
-    return short
+    if first >= stop:
+        return None
+    wave = frame.to_ndarray()  # [channels, samples], or [1, samples × channels]
+    step = 1 if frame.format.is_planar else len(frame.layout.channels)
+    wave = np.ascontiguousarray(wave[:, first * step : stop * step])
+    part = av.AudioFrame.from_ndarray(wave, frame.format.name, frame.layout.name)
+    part.sample_rate = frame.sample_rate
+    return part
 
 
 class _Mono:

@@ -109,6 +109,8 @@ class MediaInfo:
     """`MediaRef.audio_in_video`."""
     given: bool = False
     """Whether the frames were chosen beforehand: then `MediaLimits.sample_fps` does not apply."""
+    opened: str = field(default="", compare=False)
+    """Why the file had to be opened with FFmpeg; empty when its own index was enough."""
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Media:
     audio: [N] float32 in [-1, 1], 16 kHz mono, or None when the file has no sound or it was not asked for.
     cut_seconds: sound left out at the end because of `max_audio_seconds`.
     problems: what is damaged about the file; empty for a sound one.
-    fallback: why the fast way to read the file was not taken; empty when it was.
+    fallback: why everything had to be decoded; empty when only what the frames depend on was.
     """
 
     kind: MediaKind
