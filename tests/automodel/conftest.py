@@ -95,10 +95,15 @@ def train_here(recipe: Recipe) -> Any:
     return run_recipe(recipe)
 
 
-def train_on_two_ranks(recipes: list[Recipe], folder: Path, stopped: tuple[tuple[Recipe, int], ...] = ()) -> None:
+def train_on_two_ranks(
+    recipes: list[Recipe],
+    folder: Path,
+    stopped: tuple[tuple[Recipe, int], ...] = (),
+    module: str = "tests.automodel.ranks",
+) -> None:
     """Train each recipe in turn in one pair of processes (importing AutoModel takes half a minute).
 
-    stopped: recipes that are stopped after a step, then resumed.
+    stopped: recipes that are stopped after a step, then resumed. module: what the ranks run.
     """
     files = []
     for recipe in [*recipes, *(recipe for recipe, _ in stopped)]:
@@ -106,6 +111,6 @@ def train_on_two_ranks(recipes: list[Recipe], folder: Path, stopped: tuple[tuple
     files += [str(folder / f"{recipe.name}.yaml") for recipe in recipes]
     for recipe, step in stopped:
         files += [f"{folder / recipe.name}.yaml@{step}", f"{folder / recipe.name}.yaml"]
-    command = [sys.executable, "-m", "avlm.launch.ranks", "2", "tests.automodel.ranks", *files]
+    command = [sys.executable, "-m", "avlm.launch.ranks", "2", module, *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -7,11 +7,11 @@ written out below after Dao & Gu (2024, arXiv:2405.21060) and compared with tran
 
 from __future__ import annotations
 
-import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -93,16 +93,17 @@ def gated_rmsnorm(
     return (normal.flatten(-2) * weight).to(x.dtype)
 
 
-def install_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `mamba_ssm` be found, with the two functions above in it."""
-    names = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton")
-    functions = {"ssd_combined": split_conv1d_scan, "layernorm_gated": gated_rmsnorm}
-    modules = {name: ModuleType(name) for name in (*names, *(f"{names[-1]}.{f}" for f in functions))}
-    modules[f"{names[-1]}.ssd_combined"].mamba_split_conv1d_scan_combined = split_conv1d_scan  # type: ignore[attr-defined]
-    modules[f"{names[-1]}.layernorm_gated"].rmsnorm_fn = gated_rmsnorm  # type: ignore[attr-defined]
+def kernel_modules() -> dict[str, ModuleType]:
+    """Modules to put into `sys.modules`: `mamba_ssm` with the two functions above in it, an empty `causal_conv1d`."""
+    triton = "mamba_ssm.ops.triton"
+    names = ("mamba_ssm", "mamba_ssm.ops", triton, f"{triton}.ssd_combined", f"{triton}.layernorm_gated")
+    modules = {name: ModuleType(name) for name in (*names, "causal_conv1d")}
     for name, module in modules.items():
         module.__path__ = []
-        monkeypatch.setitem(sys.modules, name, module)
+        module.__spec__ = ModuleSpec(name, None)
+    modules[f"{triton}.ssd_combined"].mamba_split_conv1d_scan_combined = split_conv1d_scan  # type: ignore[attr-defined]
+    modules[f"{triton}.layernorm_gated"].rmsnorm_fn = gated_rmsnorm  # type: ignore[attr-defined]
+    return modules
 
 
 # ---- the model
@@ -148,7 +149,7 @@ def build(patch_size: int = 16) -> Any:
     sound = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
     sound |= {"conv_kernel_size": 9, "convolution_bias": False, "subsampling_conv_channels": 8, "num_mel_bins": 128}
     config = NemotronOmniConfig(
-        vision_config=_radio().config_class(patch_size=patch_size),
+        vision_config=radio().config_class(patch_size=patch_size),
         llm_config=language_config(),
         sound_config=PretrainedConfig(**sound, projection_hidden_size=32),
         vit_hidden_size=24,
@@ -175,7 +176,7 @@ def build(patch_size: int = 16) -> Any:
 _RADIO: list[Any] = []
 
 
-def _radio() -> Any:
+def radio() -> Any:
     """RADIO's interface with one linear layer in it."""
     if _RADIO:
         return _RADIO[0]
@@ -215,3 +216,52 @@ def _radio() -> Any:
     AutoModel.register(LinearRadioConfig, LinearRadio)
     _RADIO.append(LinearRadio)
     return LinearRadio
+
+
+# ---- a checkpoint of it
+
+CONFIGURATION = '''\
+"""The configuration class that this checkpoint brings, as the published one does."""
+
+from transformers import NemotronHConfig, PretrainedConfig
+
+from tests.automodel.nemotron import radio
+
+
+class TinyOmniConfig(PretrainedConfig):
+    model_type = "NemotronH_Nano_Omni_Reasoning_V3"
+    is_composition = True
+
+    def __init__(self, vision_config=None, llm_config=None, sound_config=None, **kwargs):
+        super().__init__(**kwargs)
+        if llm_config is not None:
+            self.vision_config = radio().config_class(**vision_config)
+            self.llm_config = NemotronHConfig(**llm_config)
+            self.sound_config = PretrainedConfig(**sound_config)
+'''
+
+
+def write_model(folder: Path) -> Path:
+    """The model of `build` as a checkpoint with the files that the processor reads, and Python code of its own."""
+    from safetensors.torch import save_file
+
+    from tests.avlm.models.nemotron_3_nano_omni.checkpoint import write_checkpoint
+
+    model = build()
+    config = {name: getattr(model.config, name).to_diff_dict() for name in ("vision_config", "llm_config")}
+    config["llm_config"] |= {"torch_dtype": "float32", "pad_token_id": 0}
+    config["sound_config"] = model.config.sound_config.to_diff_dict()
+    write_checkpoint(
+        folder,
+        {
+            **config,
+            "auto_map": {"AutoConfig": "configuration.TinyOmniConfig"},
+            "vit_hidden_size": model.config.vit_hidden_size,
+            "projector_hidden_size": model.config.projector_hidden_size,
+            "torch_dtype": "float32",
+        },
+    )
+    (folder / "configuration.py").write_text(CONFIGURATION, encoding="utf-8")
+    state = model.state_dict_adapter.to_hf(model.state_dict())
+    save_file({name: value.contiguous().clone() for name, value in state.items()}, folder / "model.safetensors")
+    return folder

@@ -5,6 +5,7 @@ Tests called `test_upstream_…` fail when a defect that a patch repairs is gone
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ LIMITS = MediaLimits(max_frames=8, sample_fps=4.0, min_pixels=32 * 32, max_pixel
 def kernels() -> Iterator[None]:
     import torch
 
-    from tests.automodel.nemotron import install_kernels
+    from tests.automodel.nemotron import kernel_modules
 
     with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"):  # compiling takes a minute
-        install_kernels(patch)
+        for name, module in kernel_modules().items():
+            patch.setitem(sys.modules, name, module)
         yield
 
 
@@ -467,14 +469,13 @@ def test_real_files(processor: Nemotron3NanoOmniProcessor, model: Any, tmp_path:
 
 
 def test_training_without_the_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
     from importlib.util import find_spec
 
     from automodel.train import run_recipe
     from avlm.errors import UserError
     from avlm.recipe.load import load_recipe
 
-    for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
+    for name in [name for name in sys.modules if name.startswith(("mamba_ssm", "causal_conv1d"))]:
         monkeypatch.delitem(sys.modules, name)  # the stand-in
     if find_spec("mamba_ssm") is not None:
         pytest.skip("mamba_ssm is installed")
