@@ -198,6 +198,25 @@ def test_media_change_the_rows_they_belong_to(model: Any, processor: Nemotron3Na
         assert differs.tolist() == [number == row for number in range(3)]
 
 
+def test_silence_that_keeps_ranks_in_step_changes_nothing(model: Any, processor: Nemotron3NanoOmniProcessor) -> None:
+    """It runs the sound encoder in every pass, with bit-equal results."""
+    import torch
+
+    from automodel.patches import nemotron_media, nemotron_sound_scale
+    from avlm.data.collate import collate
+    from tests.automodel.nemotron import build
+
+    always = build()
+    nemotron_media.apply(always, always_hear=True)
+    nemotron_sound_scale.apply(always)
+    heard: list[int] = []
+    always.sound_encoder.register_forward_hook(lambda *_: heard.append(1))
+    for rows in (samples(processor, ["Hi"], [image(), "What?"]), samples(processor, ["Hi"], [audio(), "What?"])):
+        batch = collate(rows, 0)
+        assert torch.equal(logits(always, batch), logits(model, batch))
+    assert len(heard) == 2
+
+
 def test_wrong_numbers_of_features_are_errors(model: Any, processor: Nemotron3NanoOmniProcessor) -> None:
     from avlm.data.collate import collate
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from avlm.data.media import probe, read_media
 from avlm.data.types import IGNORE, Media, MediaInfo, MediaLimits, MediaRef
@@ -104,6 +105,31 @@ def test_measured_is_encoded_for_files(folder: Path, tmp_path: Path, samples: in
     sample = processor.encode(row, [media])
     assert processor.measure(row, [known]).total == len(sample.input_ids)
     assert bool(sample.audio) == (in_video and known.audio_samples >= 320)
+
+
+def test_measured_is_encoded_for_what_a_row_asks_of_a_clip(folder: Path, tmp_path: Path) -> None:
+    """A part of it, with or without sound against the recipe, or a clip given as images."""
+    path = tmp_path / "clip.mp4"
+    clips.write(path, clips.greys(24, 64, 96), clips.tone(2.4, 16_000))
+    stills = tuple(tmp_path / f"{index}.png" for index in range(6))
+    for still in stills:
+        Image.fromarray(clips.quadrants(64, 32)).save(still)
+    refs = [
+        MediaRef("video", path, "clip.mp4", start=0.7, end=1.8),
+        MediaRef("video", path, "clip.mp4", start=1.1, audio_in_video=False),
+        MediaRef("video", stills[0], "0.png", frames=stills, times=(0.0, 2.5, 5.0, 7.5, 10.0, 12.5)),
+        MediaRef("audio", path, "clip.mp4", end=0.64),
+    ]
+    processor = Nemotron3NanoOmniProcessor(str(folder), LIMITS)
+    for ref in refs:
+        row, _ = make_row(("user", [audio() if ref.kind == "audio" else video(), "What?"]), ANSWER)
+        media = read_media(ref, LIMITS, processor.factor)
+        sample = processor.encode(row, [media])
+        assert processor.measure(row, [probe(ref, LIMITS)]).total == len(sample.input_ids)
+        assert bool(sample.audio) == (not ref.frames and ref.audio_in_video is not False)
+        if ref.frames:
+            assert "frame 2 sampled at 2.50 seconds" in text_of(processor, sample.input_ids)
+            assert "frame 6 sampled at 12.50 seconds" in text_of(processor, sample.input_ids)
 
 
 def test_probe_without_limits_is_not_enough(processor: Nemotron3NanoOmniProcessor) -> None:
