@@ -216,11 +216,11 @@ class _Pool:
     def _best(self, room: int) -> list[int]:
         """Places, descending, of candidates that together fill `room` best. Enough is within a thousandth of a pack."""
         fit = self._fit(room)
-        if fit <= CANDIDATES:
-            places = range(fit - 1, -1, -1)
-        else:
-            start, step = self._random(), fit / CANDIDATES
-            places = [int((start + i) * step) for i in range(CANDIDATES - 1, -1, -1)]  # type: ignore[assignment]
+        start, step = self._random(), max(fit / CANDIDATES, 1.0)
+        places = [int((start + i) * step) for i in range(min(fit, CANDIDATES) - 1, -1, -1)]
+        if fit <= CANDIDATES:  # they are the same each time: begin with another one
+            first = int(self._random() * fit)
+            places = places[first:] + places[:first]
         space = room // self._unit
         all_sums, enough = (1 << space + 1) - 1, space - self._near // self._unit
         sums = 1  # bit s is set when some of the candidates so far have the sum s
@@ -237,4 +237,4 @@ class _Pool:
             if not sums >> best & 1:  # not reachable without this candidate
                 chosen.append(place)
                 best -= size
-        return chosen[::-1]
+        return sorted(chosen, reverse=True)

@@ -260,15 +260,15 @@ def small(*overrides: str) -> Recipe:
 class Loop:
     """AutoModel's step scheduler and learning-rate schedule, as its loop uses them."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, steps: int | None = None, rows: Any = None) -> None:
         import torch
         from nemo_automodel.components.config.loader import ConfigNode
         from nemo_automodel.recipes._typed_config import RecipeConfig
 
-        self.steps = horizon(recipe, len(Rows()))
+        self.steps = steps or horizon(recipe, len(Rows()))
         config = RecipeConfig(ConfigNode({**translate(recipe, self.steps)}))
         config.step_scheduler.preemption_signal = None
-        self.scheduler = config.step_scheduler.build(Rows(), dp_group_size=1, local_batch_size=8)  # type: ignore[arg-type]
+        self.scheduler = config.step_scheduler.build(rows or Rows(), dp_group_size=1, local_batch_size=8)
         self.optimizer = config.optimizer.build(torch.nn.Linear(1, 1))[0]
         (self.schedule,) = config.lr_scheduler.build(self.optimizer, self.scheduler)
 
@@ -357,6 +357,49 @@ def test_where_checkpoints_and_validation_fall(schedule: str, expected: tuple[li
             checkpoints += [step] if scheduler.is_ckpt_step else []
             validations += [step] if scheduler.is_val_step else []
     assert (checkpoints, validations) == expected
+
+
+class Packed:
+    """A loader whose epochs have 10, 12, 9, 10, … steps, as packs that are made anew have."""
+
+    LENGTHS = (10, 12, 9)
+
+    def __init__(self) -> None:
+        self.epoch, self.sampler = 0, self
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.LENGTHS[self.epoch % 3]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "checkpoints"),
+    [
+        ("{max_steps: null, epochs: 2, checkpoint_interval: null}", 22, [22]),
+        ("{max_steps: null, epochs: 3, checkpoint_interval: 12}", 31, [12, 24, 31]),
+        ("{max_steps: 25, epochs: 3, checkpoint_interval: null}", 25, [25]),
+        ("{max_steps: 45, epochs: null, checkpoint_interval: null}", 45, [45]),
+    ],
+)
+def test_epochs_of_different_lengths(schedule: str, steps: int, checkpoints: list[int]) -> None:
+    """AutoModel takes every epoch for as long as the first; told the horizon alone, it never asks."""
+    recipe = small(f"schedule={schedule}")
+    assert horizon(recipe, lambda epoch: Packed.LENGTHS[epoch]) == steps
+    loop = Loop(recipe, steps, Packed())
+    done, found, last = 0, [], []
+    for epoch in loop.scheduler.epochs:
+        loop.scheduler.set_epoch(epoch)
+        for _ in loop.scheduler:
+            done += 1
+            found += [done] if loop.scheduler.is_ckpt_step else []
+            last += [done] if loop.scheduler.is_last_step else []
+    assert (done, found, last) == (steps, checkpoints, [steps])
+    assert Loop(recipe, steps, Packed()).run() == ours(recipe, range(1, steps + 1), steps)
 
 
 # ---- adapters ----

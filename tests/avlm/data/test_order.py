@@ -35,7 +35,7 @@ def test_order_does_not_change_between_releases() -> None:
     assert epoch_order(10, 7, 0, True).tolist() == [4, 5, 9, 8, 1, 7, 6, 0, 2, 3]
     lengths = [7, 3, 5, 2, 9, 4, 6, 8, 1, 5, 3, 7]
     packed = Epochs(lengths, seed=7, pack_size=12, parts=[Part(0, 8, 1.5), Part(8, 12)])
-    assert list(packed.items(1)) == [(7, 5), (0, 2), (0, 9), (4, 10), (6, 6), (1, 8, 5), (3, 11, 1)]
+    assert list(packed.items(1)) == [(7, 5), (0, 2), (11, 9), (4, 10), (6, 6), (1, 8, 5), (3, 0, 1)]
 
 
 def test_file_order_without_shuffle() -> None:
@@ -91,6 +91,21 @@ def test_packs_are_mixed_and_differ_between_epochs() -> None:
     assert len(together[0] & together[1]) < 0.1 * len(together[0])
     rows_in_pack = np.diff(first.starts)
     assert abs(rows_in_pack[:20].mean() - rows_in_pack[-20:].mean()) < 1  # not the longest rows first
+
+
+def test_few_rows_of_different_lengths_are_mixed_too() -> None:
+    """All rows fit into the packer's pool, which is sorted by length: its random choices make the difference."""
+    epochs = Epochs(np.arange(10, 130, 3), pack_size=400, seed=1)
+    packs = [{frozenset(pack) for pack in epochs.items(epoch)} for epoch in range(4)]
+    assert len(set.union(*packs)) > 0.8 * sum(map(len, packs))
+
+
+def test_padding_costs_its_tokens() -> None:
+    """Packs of rows that cost their tokens are all alike, however full, and are dealt in their order."""
+    lengths = lengths_of(60)
+    alike = Epochs(lengths, costs=lengths.astype(np.float32), pack_size=128)
+    plain = Epochs(lengths, pack_size=128)
+    assert alike.plan(0, 1, 4, 2, 1) == plain.plan(0, 1, 4, 2, 1)
 
 
 def test_another_order_has_the_same_answer() -> None:
