@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from avlm.errors import UserError
+from avlm.errors import RunError, UserError
 from avlm.recipe.schema import Recipe
 
 TRAIN_FILE = "metrics.jsonl"
@@ -90,8 +90,11 @@ class MetricsWriter:
 
     def _write(self, name: str, prefix: str, entry: dict[str, Any]) -> None:
         file = self._files[name]
-        file.write(json.dumps(entry) + "\n")
-        file.flush()
+        try:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+        except OSError as error:
+            raise RunError(f"{self._folder / name}: could not be written: {error.strerror or error}") from error
         values = {f"{prefix}/{key}": value for key, value in entry.items() if key != "step"}
         if self._tensorboard is not None:
             for key, value in values.items():

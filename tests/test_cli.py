@@ -144,6 +144,11 @@ def test_install_completion(tmp_path: Path) -> None:
     assert "_AVLM_COMPLETE=complete_bash" in next(tmp_path.glob("**/avlm.sh")).read_text()
 
 
+def test_a_terminal_without_our_characters() -> None:
+    result = avlm("recipe", "list", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0 and "tiny_omni/sft" in result.stdout, result.stderr
+
+
 def test_output_into_a_closed_pipe_is_quiet() -> None:
     result = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m avlm.cli --help | true; exit ${{PIPESTATUS[0]}}"],

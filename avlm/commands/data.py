@@ -36,8 +36,11 @@ def _data_of(target: str, video_root: Path | None) -> Data:
     """The data block of a recipe, or one made for a JSONL file, with `video_root` set over it."""
     from avlm.recipe.load import load_recipe
     from avlm.recipe.schema import Data
+    from avlm.utils.files import check_name
 
     if target.endswith((".jsonl", ".json")):
+        for path in (Path(target), *([video_root] if video_root else [])):
+            check_name(path, "data")
         return Data(train=[target], video_root=str(video_root or Path(target).parent))
     data = load_recipe(target).recipe.data
     return data if video_root is None else data.model_copy(update={"video_root": str(video_root)})

@@ -432,7 +432,7 @@ def _write_folder(run: Run, stack: StackName) -> None:
 
 def _remove_stale_stop(file: Path) -> None:
     """A stop file of an earlier attempt is removed; one that is meant for this process stays."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         if file.stat().st_mtime < _STARTED - STALE_STOP:
             file.unlink()
 

@@ -12,8 +12,10 @@ from avlm.errors import RunError, UserError
 def check_writable(folder: Path, field: str) -> None:
     """Look whether `folder` is there and can be written, or can be made. Nothing is written.
 
-    Raises `UserError`, beginning with `field`, when a file is in the way or permission is missing.
+    Raises `UserError`, beginning with `field`, when a file is in the way, permission is missing, or the name is no
+    UTF-8 (no JSON or YAML file could say it).
     """
+    check_name(folder, field)
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if _exists(path))
     except OSError as error:
@@ -23,6 +25,14 @@ def check_writable(folder: Path, field: str) -> None:
         raise UserError(f"{field}: {folder} {what}; give a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"{field}: {folder} cannot be written: no permission in {nearest}; give another folder")
+
+
+def check_name(path: Path, field: str) -> None:
+    """Raises `UserError`, beginning with `field`, for a name that holds bytes which are not UTF-8."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{field}: the name {str(path)!a} is not UTF-8; rename it") from None
 
 
 def _exists(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from avlm.errors import UserError
+from avlm.errors import RunError, UserError
 from avlm.metrics import TRAIN_FILE, MetricsWriter, read_jsonl
 from avlm.recipe.schema import Recipe
 
@@ -103,3 +103,12 @@ def test_a_damaged_line_is_named(damage: bytes, tmp_path: Path) -> None:
         read_jsonl(path)
     path.write_bytes(b'{"step": 1}\n{"st')
     assert read_jsonl(path) == [{"step": 1}]
+
+
+def test_full_disk_is_one_message(tmp_path: Path) -> None:
+    writer = MetricsWriter(recipe(tmp_path))
+    file = writer._files[TRAIN_FILE]
+    writer._files[TRAIN_FILE] = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115
+    with pytest.raises(RunError, match=f"{TRAIN_FILE}: could not be written: No space left on device"):
+        write(writer, 1)
+    file.close()

@@ -39,6 +39,8 @@ def test_check_exits_with_2(demo: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["data", "check", str(path)]) == 2, "media are looked for beside the file"
     assert run(["data", "check", str(tmp_path / "gone.jsonl")]) == 2
     assert "no such file" in capsys.readouterr().err
+    assert run(["data", "check", str(tmp_path / "a\udce4.jsonl")]) == 2
+    assert "is not UTF-8; rename it" in capsys.readouterr().err
 
 
 def test_check_and_stats_of_a_recipe(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

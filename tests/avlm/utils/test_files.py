@@ -54,6 +54,7 @@ def test_a_writable_folder_is_there_or_can_be_made(tmp_path: Path) -> None:
     [
         ("file", "output_dir: {0}/file is a file; give a folder"),
         ("file/a/b", "output_dir: {0}/file/a/b cannot be made: {0}/file is a file; give a folder"),
+        ("a\udce4", "output_dir: the name '{0}/a\\udce4' is not UTF-8; rename it"),
         ("x" * 300, "is no folder that can be made: File name too long"),
     ],
 )
