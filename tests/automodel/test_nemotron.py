@@ -183,7 +183,11 @@ def test_media_change_the_rows_they_belong_to(model: Any, processor: Nemotron3Na
     """Another image, clip or sound changes its own row and no other."""
     from avlm.data.collate import collate
 
-    contents = [[image(), "What?"], [video(samples=16_000), "What?"], [audio(12_800), "What?"]]
+    contents: list[list[str | Media]] = [
+        [image(), "What?"],
+        [video(samples=16_000), "What?"],
+        [audio(12_800), "What?"],
+    ]
     before = logits(model, collate(samples(processor, *contents), 0))
     changes: list[tuple[int, Media]] = [
         (0, image(seed=9)),

@@ -19,7 +19,7 @@ def sound(samples: int, seed: int = 0) -> np.ndarray:
 
 
 def pixels(frames: int, height: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.RandomState(seed).randint(0, 256, (frames, height, width, 3), np.uint8)
+    return np.random.RandomState(seed).randint(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
 def video(frames: int = 4, size: tuple[int, int] = (64, 64), samples: int = 0, seed: int = 0, step: int = 13) -> Media:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from avlm.data.media import probe, read_media
-from avlm.data.types import IGNORE, Media, MediaInfo, MediaLimits, MediaRef
+from avlm.data.types import IGNORE, Media, MediaInfo, MediaLimits, MediaRef, Role
 from avlm.errors import UserError
 from avlm.models.nemotron_3_nano_omni.pictures import flat, pictures
 from avlm.models.nemotron_3_nano_omni.processing import Nemotron3NanoOmniProcessor
@@ -182,7 +182,7 @@ def test_positions_count_tokens(processor: Nemotron3NanoOmniProcessor) -> None:
     assert sample.position_ids.tolist() == list(range(len(sample.input_ids)))
 
 
-REASONING = ("assistant", "<think>\nTwo squares.</think>\nred, then green")
+REASONING: tuple[Role, str] = ("assistant", "<think>\nTwo squares.</think>\nred, then green")
 
 
 def test_answers_with_reasoning_are_supervised_behind_the_opening_mark(processor: Nemotron3NanoOmniProcessor) -> None:
