@@ -203,6 +203,18 @@ FILES: dict[str, tuple[Changes, str]] = {
         lambda p: {"output_dir": p.file("out") + "/run"},
         "output_dir: P/out/run cannot be made: P/out is a file; give a folder",
     ),
+    "output_dir is the folder of the recipe": (
+        lambda p: {"output_dir": str(p.folder)},
+        "output_dir: P holds recipe.yaml, but no run of avlm (no versions.json); a run would overwrite that, so choose",
+    ),
+    "output_dir is the data's folder": (
+        lambda p: {"output_dir": str(p.data)},
+        "output_dir: D holds validation.jsonl, but no run of avlm (no versions.json)",
+    ),
+    "output_dir is the model": (
+        lambda p: {"output_dir": p.checkpoint()["model.checkpoint"], "model.checkpoint": str(p.folder / "model")},
+        "output_dir: P/model is model.checkpoint itself; choose another output_dir",
+    ),
     "long output_dir": (lambda p: {"output_dir": "x" * 300}, "is no folder that can be made: File name too long"),
 }
 CHECKPOINTS: dict[str, tuple[Changes, str]] = {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from avlm.data.types import SAMPLE_RATE, MediaInfo, MediaKind, MediaRef, Row
 from avlm.errors import UserError
+from avlm.metrics import TRAIN_FILE, VALIDATION_FILE
 from avlm.recipe.schema import Data, Recipe, StackName
 from avlm.utils.files import check_writable, write_atomic
 from avlm.utils.lock import Held, holder, take
@@ -214,6 +215,7 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     from avlm.recipe.horizon import horizon
 
     folder = Path(recipe.output_dir)
+    _refuse_foreign_folder(recipe, folder)
     _refuse_other_run(recipe, stack, folder)
     data = recipe.data
     rows = _sampled(index_rows(data.train_paths, data.video_root), data.sample_ratio, recipe.seed)
@@ -311,6 +313,21 @@ def _has_checkpoints(folder: Path) -> bool:
 
 
 _ADVICE = "choose another output_dir, or remove the folder to start over"
+
+
+def _refuse_foreign_folder(recipe: Recipe, folder: Path) -> None:
+    """Files of others with the names of a run's own would be lost."""
+    if folder.is_dir() and Path(recipe.model.checkpoint).is_dir() and folder.samefile(recipe.model.checkpoint):
+        raise UserError(f"output_dir: {folder} is model.checkpoint itself; choose another output_dir")
+    if (folder / VERSIONS_FILE).exists():
+        return
+    own = (RECIPE_FILE, SKIPPED_FILE, LENGTHS_FILE, DATA_FILE, DONE_FILE, TRAIN_FILE, VALIDATION_FILE, "export", "logs")
+    foreign = [name for name in own if (folder / name).exists()]
+    if foreign and not _has_checkpoints(folder):
+        raise UserError(
+            f"output_dir: {folder} holds {', '.join(foreign)}, but no run of avlm (no {VERSIONS_FILE}); a run would "
+            "overwrite that, so choose another output_dir"
+        )
 
 
 def _refuse_other_run(recipe: Recipe, stack: StackName, folder: Path) -> None:
@@ -418,12 +435,12 @@ def _write_folder(run: Run, stack: StackName) -> None:
     except Held as other:
         raise UserError(_busy(run.folder, str(other))) from None
     _remove_stale_stop(run.folder / STOP_FILE)
+    write_atomic(run.folder / VERSIONS_FILE, json.dumps({"stack": stack, **_versions()}, indent=2) + "\n")
     save_resolved(run.recipe, run.folder / RECIPE_FILE)
     write_atomic(run.folder / SKIPPED_FILE, "".join(json.dumps(s.as_dict()) + "\n" for s in run.skipped))
     write_atomic(run.folder / LENGTHS_FILE, json.dumps(run.epochs.lengths.tolist()) + "\n")
     data = {"order": _order_format(), "files": [source.as_dict() for source in run.sources]}
     write_atomic(run.folder / DATA_FILE, json.dumps(data, indent=2) + "\n")
-    write_atomic(run.folder / VERSIONS_FILE, json.dumps({"stack": stack, **_versions()}, indent=2) + "\n")
     for line in run.describe_data():
         print(line, flush=True)
     if run.skipped:
