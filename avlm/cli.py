@@ -31,7 +31,7 @@ class Entry:
 COMMANDS = {
     "recipe": Entry("List, show, validate and explain recipes.", group=True),
     "model": Entry("Make a tiny model for tests and demos.", group=True),
-    "data": Entry("Make demo clips; check a dataset; show its statistics.", group=True),
+    "data": Entry("Make demo clips; check a dataset; show its statistics; write its metadata.", group=True),
     "train": Entry("Fine-tune from a recipe."),
     "infer": Entry("Answer a dataset's questions with a trained model."),
     "eval": Entry("Score answers per class, with intervals and ablations."),

@@ -17,16 +17,24 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """Make demo clips; check a dataset; show its statistics."""
+    """Make demo clips; check a dataset; show its statistics; write its metadata."""
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error; gives the function that moves it to (done, total)."""
+    """A progress bar on standard error, with speed; gives the function that moves it to (done, total)."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+    from rich.text import Text
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class Speed(ProgressColumn):
+        """Things a second."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.finished_speed or task.speed or 0:,.0f} {what}/s")
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), Speed(), TimeLeft())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -111,3 +119,35 @@ def stats(
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         result.print(Console())
+
+
+@app.command()
+def metadata(
+    files: Annotated[list[Path], typer.Argument(metavar="JSONL…", help="JSONL files of rows.")],
+    video_root: Annotated[
+        Path | None, typer.Option(help="Folder that media paths are relative to; default: that of each JSONL file.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default: one for each processor.", min=1)] = None,
+) -> None:
+    """Look at every media file once and keep what is found in JSONL.metadata.jsonl, so that runs start at once.
+
+    Runs find that file by its name and believe it for media that have not changed since. Called again, it looks at new
+    and changed media only. Exit code 2 when a file cannot be used.
+    """
+    from avlm.data.metadata import build_metadata
+
+    bad = False
+    for file in files:
+        with _bar("files") as update:
+            built = build_metadata(file, video_root or file.parent, jobs=jobs, progress=update)
+        typer.echo(f"{built.path}: {built.files:,} media files, {built.probed:,} looked at now")
+        for name, reason in built.damaged:
+            typer.echo(f"  damaged: {name}: {reason}")
+        for reason, count in built.opened.most_common():
+            typer.echo(f"  opened with FFmpeg: {count:,} files: {reason}")
+        for name, reason in built.bad:
+            typer.secho(f"  unusable: {name}: {reason}", fg="red", err=True)
+        if built.bad_rows:
+            typer.secho(f"  {built.bad_rows:,} lines are no rows; `avlm data check` names them", fg="red", err=True)
+        bad = bad or bool(built.bad or built.bad_rows)
+    raise typer.Exit(2 if bad else 0)

@@ -158,19 +158,24 @@ def measure_rows(
 ) -> list[TokenCount]:
     """Exact tokens of each row's sample, without decoding media; a file that many rows share is probed once.
 
-    known: files probed before; new ones are added.
+    What metadata beside the rows' JSONL file says is believed as long as the media have not changed since; other media
+    are probed. known: media looked up before; new ones are added.
     Raises `UserError`, naming row and line, for a file that cannot be probed.
     """
-    from avlm.data.media import probe
+    from avlm.data.metadata import look_up
 
     known = {} if known is None else known
+    new = {ref: row.source for row in reversed(rows) for ref in row.media if ref not in known}
+    failed: dict[MediaRef, UserError] = {}
+    for ref, info in look_up(new, processor.limits):
+        if isinstance(info, UserError):
+            failed[ref] = info
+        else:
+            known[ref] = info
     counts = []
     for row in rows:
-        try:
-            for ref in row.media:
-                if ref not in known:
-                    known[ref] = probe(ref, processor.limits)
-        except UserError as error:
-            raise UserError(f"{where(row)}: {error}") from error
+        for ref in row.media:
+            if ref in failed:
+                raise UserError(f"{where(row)}: {failed[ref]}")
         counts.append(processor.measure(row, [known[ref] for ref in row.media]))
     return counts

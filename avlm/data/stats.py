@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from avlm.data.media import probe
-from avlm.data.processing import load_processor, planned_shape
-from avlm.data.rows import read_rows, where
+from avlm.data.processing import load_processor, measure_rows, planned_shape
+from avlm.data.rows import read_rows
 from avlm.data.types import SAMPLE_RATE, MediaInfo, MediaRef, Row
-from avlm.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,15 +128,9 @@ def dataset_stats(recipe: Recipe, progress: Callable[[int, int], None] | None = 
 
 
 def row_stats(row: Row, processor: Processor, known: dict[MediaRef, MediaInfo]) -> RowStats:
-    """Lengths of one row. known: files probed before; new ones are added."""
-    try:
-        for ref in row.media:
-            if ref not in known:
-                known[ref] = probe(ref, processor.limits)
-    except UserError as error:
-        raise UserError(f"{where(row)}: {error}") from error
+    """Lengths of one row. known: media looked up before; new ones are added."""
+    (count,) = measure_rows([row], processor, known)
     infos = [known[ref] for ref in row.media]
-    count = processor.measure(row, infos)
     shapes = [planned_shape(info, processor.limits, processor.factor) for info in infos]
     return RowStats(
         row.id,
