@@ -112,5 +112,5 @@ def train_on_two_ranks(
     for recipe, step in stopped:
         files += [f"{folder / recipe.name}.yaml@{step}", f"{folder / recipe.name}.yaml"]
     command = [sys.executable, "-m", "avlm.launch.ranks", "2", module, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

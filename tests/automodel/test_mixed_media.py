@@ -15,7 +15,7 @@ from avlm.recipe.schema import Recipe
 from tests.automodel.conftest import lines, losses, train_here, train_on_two_ranks
 from tests.avlm.data import clips
 
-pytestmark = [pytest.mark.upstream, pytest.mark.distributed]
+pytestmark = [pytest.mark.upstream, pytest.mark.distributed, pytest.mark.timeout(1200)]
 
 # what rank 0 and rank 1 get in each step
 STEPS = [("video", "text"), ("text", "video"), ("audio", "silent"), ("text", "text"), ("image", "mixed")]

@@ -89,5 +89,6 @@ def test_packed_samples_do_not_see_each_other(model: Any) -> None:
     alone = logits(collate([second], 0))[0]
     packed = logits(collate_packs([[first, second]], 2 * length + 3, 0))[0, length : 2 * length]
     beside_another = logits(collate_packs([[changed, second]], 2 * length + 3, 0))[0, length : 2 * length]
-    assert (packed - alone).abs().max() <= 1e-6 * alone.abs().max()
-    assert (packed - beside_another).abs().max() == 0
+    scale = alone.abs().max()  # logits of about 3; an expert's matrix product is rounded by how many tokens it gets
+    assert (packed - alone).abs().max() <= 1e-6 * scale
+    assert (packed - beside_another).abs().max() <= 1e-6 * scale
