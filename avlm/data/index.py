@@ -9,6 +9,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -117,6 +118,8 @@ def index_rows(paths: Sequence[str | Path], video_root: str | Path) -> RowIndex:
     files = []
     for path in map(Path, paths):
         found_any = False
+        with suppress(OSError):  # `lines` says it better
+            files.append(_File.of(path))
         for number, offset, line in lines(path):
             found_any = True
             row = parser.parse(line, path, number)
@@ -129,7 +132,6 @@ def index_rows(paths: Sequence[str | Path], video_root: str | Path) -> RowIndex:
             kinds.append(sum(1 << MEDIA_TYPES.index(kind) for kind in {ref.kind for ref in row.media}))
         if not found_any:
             problems.append(Problem(Place(str(path)), "the dataset is empty: the file has no rows"))
-        files.append(_File.of(path))
         bounds.append(len(offsets))
     index = RowIndex(
         tuple(files),

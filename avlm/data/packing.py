@@ -121,8 +121,8 @@ class Packs:
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """[groups] sums of `values`, which has one for every number. Sums of int32 are int64, of float32 float64."""
-        wide = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
-        return np.add.reduceat(wide[self.members], self.starts[:-1]) if len(self) else wide[:0]
+        own = values[self.members].astype(np.float64 if values.dtype.kind == "f" else np.int64)
+        return np.add.reduceat(own, self.starts[:-1]) if len(self) else own
 
     def reordered(self, order: np.ndarray) -> Packs:
         """The same groups in another order."""
