@@ -134,7 +134,9 @@ def test_kernels_and_language_model_equal_those_of_transformers(kernels: None) -
 # ---- media
 
 
-@pytest.mark.parametrize("case", ["image", "video", "wide video", "audio", "audio, multiple of 80 ms", "text"])
+@pytest.mark.parametrize(
+    "case", ["image", "video", "video of odd length", "wide video", "audio", "audio, multiple of 80 ms", "text"]
+)
 def test_equal_to_upstream_where_that_works(stock: Any, processor: Nemotron3NanoOmniProcessor, case: str) -> None:
     """One image, clip or sound: the features and places of upstream's own forward pass, bit for bit."""
     import torch
