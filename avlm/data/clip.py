@@ -22,7 +22,7 @@ TOGETHER = 0.002
 """Streams that start within this many seconds of each other start together (containers round to 1 ms)."""
 SLACK = 0.1
 """Seconds by which decoded sound may differ from its length in the container before it counts as damaged."""
-LONGEST_GAP = 6 * 3600.0
+LONGEST_GAP = 3600.0
 """Seconds between the starts of picture and sound that can be believed."""
 PAST_END = 1.0
 """Seconds by which a part may end after its clip: annotations are often rounded to whole seconds."""
@@ -76,15 +76,16 @@ class Sound:
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip, or a sound file (then `picture` is None)."""
+    """A clip, or a sound file (then `picture` is None). notes: problems that its tracks do not tell."""
 
     path: Path
     picture: Picture | None
     sound: Sound | None
+    notes: tuple[str, ...] = ()
 
     def problems(self, usable: int | None = None) -> tuple[str, ...]:
         """What is damaged. usable: frames that can be decoded, where that is known; else all that are there."""
-        found = []
+        found = list(self.notes)
         if self.picture is not None:
             usable = len(self.picture.pts) if usable is None else usable
             promised = max(len(self.picture.pts), self.picture.declared)

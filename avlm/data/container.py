@@ -87,6 +87,11 @@ class PacketSound:
         return self._packets[number]
 
 
+def _can_be_decoded(stream: Any) -> bool:
+    context = stream.codec_context
+    return context is not None and context.codec is not None and bool(stream.type != "audio" or context.sample_rate)
+
+
 def _decoder(stream: Any) -> Any:
     context = stream.codec_context
     if not context.is_open:
@@ -114,6 +119,13 @@ class Demuxed:
             raise MediaError(ref.path, "has no picture; use a part of type 'audio' for a sound file")
         if ref.kind == "audio" and self._sound is None:
             raise MediaError(ref.path, "has no sound")
+        notes: tuple[str, ...] = ()
+        if self._video is not None and not _can_be_decoded(self._video):
+            raise MediaError(ref.path, "its picture is in a codec that is not known")
+        if self._sound is not None and not _can_be_decoded(self._sound):
+            if ref.kind == "audio":
+                raise MediaError(ref.path, "its sound is in a codec that is not known")
+            self._sound, notes = None, ("its sound is in a codec that is not known",)
         self._pictures: list[Any] = []
         self._sounds: list[Any] = []
         try:
@@ -139,7 +151,7 @@ class Demuxed:
             seconds = float((self._sound.duration or 0) * self._sound.time_base) if self._has_index else 0.0
             sound = Sound(samples, silence, seconds)
         picture = self._picture(first_time) if self._video is not None else None
-        self.clip = Clip(ref.path, picture, sound)
+        self.clip = Clip(ref.path, picture, sound, notes)
 
     @cached_property
     def track(self) -> PacketTrack:

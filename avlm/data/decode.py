@@ -83,7 +83,7 @@ def decode(track: Track, rejected: list[int] | None = None) -> Iterator[VideoFra
     for number in (*range(len(track.pts)), None):
         try:
             yield from context.decode(None if number is None else track.packet(number))
-        except av.FFmpegError:
+        except (av.FFmpegError, ValueError):  # ValueError: the decoder could not be opened at all
             if rejected is not None:
                 rejected.append(-1 if number is None else number)
     context.flush_buffers()
@@ -132,7 +132,7 @@ def take_sparse(track: Track, wanted: Sequence[int], canvas: Canvas) -> Taken:
                 for frame in context.decode(packet):
                     writer.write(frame.pts, frame)
             context.flush_buffers()
-    except av.FFmpegError:
+    except (av.FFmpegError, ValueError):
         context.flush_buffers()
         return Taken(None, rejected=1)
     return writer.taken()

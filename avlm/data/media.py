@@ -118,7 +118,8 @@ def _read_frames(
         part = part_of(source.clip, picture, ref)
         chosen = part.choose(picture.pts, limits)
         taken = take_numbers(source.track, chosen, canvas)
-    assert taken.frames is not None
+        if taken.frames is None:
+            raise MediaError(ref.path, "its frames cannot be decoded")
     media.frames, media.fallback = taken.frames, media.fallback or taken.fallback
     media.times = part.times(picture, chosen)
     media.seconds_per_frame = mean_distance(media.times, limits)

@@ -217,7 +217,7 @@ def _line(ref: MediaRef) -> bytes:
         "problems": info.problems,
         "opened": opened,
     }
-    tracks = {"picture": _picture(clip), "sound": _sound(clip)} if clip is not None else {}
+    tracks = {"picture": _picture(clip), "sound": _sound(clip), "notes": clip.notes} if clip is not None else {}
     return json.dumps(head | facts | tracks).encode() + b"\n"
 
 
@@ -286,6 +286,7 @@ def _info(line: dict[str, Any], ref: MediaRef, limits: MediaLimits | None) -> Me
         if picture is not None
         else None,
         Sound(**sound) if sound is not None else None,
+        tuple(line["notes"]),
     )
     return replace(info_of(clip, ref, limits), opened=line["opened"])
 

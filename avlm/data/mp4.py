@@ -34,6 +34,8 @@ CODECS = {b"avc1": "h264", b"avc3": "h264", b"hvc1": "hevc", b"hev1": "hevc"}
 CONFIGS = {"h264": b"avcC", "hevc": b"hvcC"}
 IDENTITY = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
+OTHER_TRACKS = (b"tmcd", b"text", b"sbtl", b"subt", b"clcp", b"meta", b"hint", b"odsm", b"sdsm")
+"""Handlers of tracks that are neither picture nor sound."""
 AAC_FRAME = 1024
 """Samples in a packet of AAC."""
 
@@ -340,6 +342,14 @@ class _Box:
         return raw.astype(np.int64).reshape(rows, columns)
 
 
+def _is_wide(box: _Box) -> bool:
+    """Whether times in the box take 64 bits (version 1) rather than 32 (version 0)."""
+    (version,) = box.unpack(">B")
+    if version > 1:
+        raise Unusual(f"a box of version {version}")
+    return version == 1
+
+
 def _index(file: IO[bytes], size: int) -> _Box:
     """The content of the box `moov`. Raises `Unusual` when there is not exactly one, or fragments."""
     head = _pread(file, HEAD, 0)
@@ -376,7 +386,7 @@ def _movie(moov: _Box, size: int, *, want_picture: bool) -> tuple[PictureTrack |
         if kind in moov:
             raise Unusual(f"a box {kind!r}")
     header = moov.one(b"mvhd")
-    wide = header.unpack(">B")[0] == 1
+    wide = _is_wide(header)
     (scale,) = header.unpack(">I", 20 if wide else 12)
     if not scale:
         raise Unusual("no time scale")
@@ -391,6 +401,8 @@ def _movie(moov: _Box, size: int, *, want_picture: bool) -> tuple[PictureTrack |
             picture = _picture_track(track, scale, size)
         elif handler == b"soun" and sound is None:
             sound = _aac_track(track, scale, size)
+        elif handler not in (b"vide", b"soun", *OTHER_TRACKS):
+            raise Unusual(f"a track of kind {handler!r}")
     if sound is not None and _mentions(moov, b"iTunSMPB"):
         raise Unusual("iTunes gapless information")
     return picture, sound
@@ -413,8 +425,10 @@ def _picture_track(track: _Box, scale: int, size: int) -> PictureTrack:
     box = extra.one(CONFIGS[codec])
     config = bytes(box.data[box.start : box.end])
     shape = _shape(codec, config)
+    if (shape.width, shape.height) != (width, height):
+        raise Unusual("two sizes of the picture")
     header = track.one(b"tkhd")
-    at = 52 if header.unpack(">B")[0] == 1 else 40
+    at = 52 if _is_wide(header) else 40
     matrix = header.unpack(">9i", at)
     shown_width, shown_height = (side >> 16 for side in header.unpack(">II", at + 36))
     if sorted(map(abs, matrix[:2])) != [0, 1 << 16] or sorted(map(abs, matrix[3:5])) != [0, 1 << 16]:
@@ -427,9 +441,13 @@ def _picture_track(track: _Box, scale: int, size: int) -> PictureTrack:
         if not across or not down or max(across, down) >= 1 << 31:
             raise Unusual("a strange pixel shape")
         aspect = across / down
-    elif shown_width and shown_height and width and height and (shown_width, shown_height) != (width, height):
+    elif shown_width and shown_height and (shown_width, shown_height) != (width, height):
         aspect = height * shown_width / (width * shown_height)
+        if not 1 / 8 < aspect < 8:
+            raise Unusual("a strange pixel shape")
     table = _table(track, scale, size)
+    if len(np.unique(table.pts)) < len(table.pts):
+        raise Unusual("frames that are shown at the same time")
     return PictureTrack(table, codec, config, shape, aspect, upright(matrix), _color(extra))
 
 
@@ -539,9 +557,12 @@ def _entry(track: _Box) -> tuple[bytes, _Box]:
     media = track.one(b"mdia", b"minf")
     for reference in media.all(b"dinf"):
         sources = reference.one(b"dref")
-        for _, start, _ in _boxes(sources.data, sources.start + 8, sources.end):
-            if not sources.data[start + 3] & 1:
-                raise Unusual("data in another file")
+        entries = list(_boxes(sources.data, sources.start + 8, sources.end))
+        if len(entries) != sources.unpack(">I", 4)[0] or any(
+            kind not in (b"url ", b"alis") or end - start < 4 or not sources.data[start + 3] & 1
+            for kind, start, end in entries
+        ):
+            raise Unusual("data in another file")
     descriptions = media.one(b"stbl", b"stsd")
     if descriptions.unpack(">I", 4)[0] != 1:
         raise Unusual("several sample descriptions")
@@ -552,9 +573,9 @@ def _entry(track: _Box) -> tuple[bytes, _Box]:
 
 def _table(track: _Box, scale: int, file_size: int, *, is_sound: bool = False) -> Table:
     header = track.one(b"mdia", b"mdhd")
-    wide = header.unpack(">B")[0] == 1
+    wide = _is_wide(header)
     unit, length = header.unpack(">IQ" if wide else ">II", 20 if wide else 12)
-    if not unit:
+    if not 0 < unit < 1 << 31:
         raise Unusual("no time scale")
     tables = track.one(b"mdia", b"minf", b"stbl")
     for kind in (b"stz2", b"stps", b"senc"):
@@ -643,7 +664,7 @@ def _edits(track: _Box, unit: int, scale: int) -> _Edit | None:
     if b"edts" not in track:
         return None
     box = track.one(b"edts", b"elst")
-    wide = box.unpack(">B")[0] == 1
+    wide = _is_wide(box)
     (count,) = box.unpack(">I", 4)
     if not 1 <= count <= 2:
         raise Unusual(f"an edit list of {count} edits")

@@ -16,6 +16,8 @@ from avlm.data.types import SAMPLE_RATE, Media
 
 PREROLL = 1.0
 """Seconds that are decoded before the part that is wanted, for decoders and resamplers need what came before."""
+MOST_CHANNELS = 16
+"""A frame with more is rubbish that a damaged packet has become."""
 BLOCK = 16_384
 """Samples that are resampled at a time."""
 
@@ -64,19 +66,20 @@ def read_sound(track: SoundTrack, clip: Clip, part: Part, longest: float | None,
     silence = clip.sound.silence
     until = stop if longest is None else min(stop, first + round(longest * SAMPLE_RATE))
     media.cut_seconds = (stop - until) / SAMPLE_RATE
-    out = np.zeros(until - first, dtype=np.float32)
+    at, decoded = 0, np.zeros(0, np.float32)
     if until > silence:
         at, decoded = _decoded(track, max(0, first - silence), until - silence)
         if not len(decoded):
             raise MediaError(clip.path, "its sound cannot be decoded")
-        have = silence + at + len(decoded)
-        if have < until - SLACK * SAMPLE_RATE:
-            there, promised = max(have - first, 0) / SAMPLE_RATE, (stop - first) / SAMPLE_RATE
+        have = max(silence + at + len(decoded), first)
+        if have < until - SLACK * SAMPLE_RATE:  # before memory is asked for: a damaged file may promise any length
+            there, promised = (have - first) / SAMPLE_RATE, (stop - first) / SAMPLE_RATE
             media.problems.append(f"only {there:.2f} of {promised:.2f} s of sound are usable")
-            out = out[: max(have - first, 0)]
-        start = max(first, silence)
-        piece = decoded[start - silence - at :][: len(out) - (start - first)]
-        out[start - first : start - first + len(piece)] = piece
+            until = have
+    out = np.zeros(until - first, dtype=np.float32)
+    start = max(first, silence)
+    piece = decoded[max(0, start - silence - at) :][: max(0, until - start)]
+    out[start - first : start - first + len(piece)] = piece
     return np.clip(out, -1.0, 1.0, out=out)
 
 
@@ -149,14 +152,16 @@ def _placed(before: int, skipped: int, first: Any, others: Iterator[Any]) -> Ite
 
 
 def _frames(track: SoundTrack, first: int) -> Iterator[Any]:
-    """Decoded frames from a packet on; packets that the decoder rejects are passed over."""
+    """Decoded frames from a packet on; packets that the decoder rejects, or makes rubbish of, are passed over."""
     import av
 
     context = track.decoder()
     for number in (*range(first, len(track.times)), None):
         try:
-            yield from context.decode(None if number is None else track.packet(number))
-        except av.FFmpegError:
+            for frame in context.decode(None if number is None else track.packet(number)):
+                if frame.layout.nb_channels <= MOST_CHANNELS:
+                    yield frame
+        except (av.FFmpegError, ValueError):  # ValueError: the decoder could not be opened at all
             continue
     context.flush_buffers()
 
