@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +16,7 @@ from avlm.data.order import Epochs, MicroBatch, Slot
 from avlm.data.rows import where
 from avlm.data.types import IGNORE, Row, Sample
 from avlm.errors import RunError, UserError
+from avlm.utils.processes import time_limit
 
 
 class Loader:
@@ -26,7 +32,9 @@ class Loader:
     been given in it: batches that workers have read ahead do not count. It can be loaded between two optimizer steps,
     by any rank of any number of ranks.
 
-    An item that fails raises `UserError` (bad input) or `RunError` (anything else), naming row, file and line.
+    An item that fails raises `UserError` (bad input) or `RunError` (anything else), naming row, file and line. So does
+    a worker that crashes, or that takes more than `read_timeout` seconds for a row and is stopped: some damaged file
+    always finds a library that never returns.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class Loader:
         dp_rank: int = 0,
         dp_size: int = 1,
         workers: int = 0,
+        read_timeout: float = 600.0,
     ) -> None:
         self._micro_step = micro_batch_size * dp_size
         if global_batch_size % self._micro_step:
@@ -51,7 +60,8 @@ class Loader:
         if not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size}")
         self._epochs = epochs
-        self._reader = _Reader(rows, make_sample, collate, packed=epochs.pack_size is not None)
+        self._board = _Board(workers, read_timeout)
+        self._reader = _Reader(rows, make_sample, collate, self._board, packed=epochs.pack_size is not None)
         self._micro_batch, self._global_batch = micro_batch_size, global_batch_size
         self._rank, self._ranks = dp_rank, dp_size
         self._workers = workers
@@ -114,12 +124,75 @@ class Loader:
             collate_fn=_unchanged,
             worker_init_fn=_start_worker,
         )
-        for batch in reader:
+        batches = iter(reader)
+        while (batch := self._next(batches)) is not _END:
             if isinstance(batch, _Failure):
                 raise batch.error()
             self._given += self._micro_step
             yield batch
         self.epoch, self._given = self.epoch + 1, 0
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        try:
+            return next(batches, _END)
+        except RuntimeError as error:
+            raise self.explained(error) or error from error
+
+    def explained(self, error: RuntimeError) -> RunError | None:
+        """What PyTorch's message about a dead worker means; None for any other error.
+
+        PyTorch raises it when the worker ends, which may be while the training process does something else.
+        """
+        said = re.search(r"DataLoader worker \(pid\D*([\d, ]+)\)", str(error))
+        for process in re.findall(r"\d+", said[1]) if said else ():
+            found = self._board.read_by(int(process))
+            if found is None:
+                continue
+            number, seconds = found
+            place = where(self._reader.rows[number])
+            if seconds >= self._board.read_timeout:
+                return RunError(
+                    f"{place}: reading it took more than data.read_timeout = {self._board.read_timeout:g} s and was "
+                    "stopped; its media may be damaged, or their storage slow"
+                )
+            return RunError(f"{place}: reading it ended the process ({error}); its media may be damaged")
+        return None
+
+
+_END = object()
+
+
+class _Board:
+    """Which row each worker reads, in memory that all processes see."""
+
+    def __init__(self, workers: int, read_timeout: float) -> None:
+        self.read_timeout = read_timeout
+        self._cells = multiprocessing.RawArray("q", 3 * workers)  # of each worker: process, row + 1, since when
+
+    @contextmanager
+    def reading(self, number: int) -> Iterator[None]:
+        """The block reads a row; in a worker it may not take more than the time limit."""
+        from torch.utils.data import get_worker_info
+
+        worker = get_worker_info()
+        if worker is None:
+            yield
+            return
+        cell = 3 * worker.id
+        self._cells[cell : cell + 3] = [os.getpid(), number + 1, time.monotonic_ns()]
+        try:
+            with time_limit(self.read_timeout):
+                yield
+        finally:  # not reached when the process ends
+            self._cells[cell + 1] = 0
+
+    def read_by(self, process: int) -> tuple[int, float] | None:
+        """The row that a process has not finished, and the seconds since it began with it."""
+        for cell in range(0, len(self._cells), 3):
+            worker, row, since = self._cells[cell : cell + 3]
+            if worker == process and row:
+                return row - 1, (time.monotonic_ns() - since) / 1e9
+        return None
 
 
 @dataclass(frozen=True)
@@ -141,13 +214,15 @@ class _Reader:
         rows: Sequence[Row],
         make_sample: Callable[[Row], Sample],
         collate: Callable[[list[Any]], Any],
+        board: _Board,
         *,
         packed: bool,
     ) -> None:
-        self._rows, self._make_sample, self._collate, self._packed = rows, make_sample, collate, packed
+        self.rows, self._make_sample, self._collate, self._packed = rows, make_sample, collate, packed
+        self._board = board
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, batch: MicroBatch) -> Any:
         made: dict[Slot, list[Sample]] = {}
@@ -168,9 +243,10 @@ class _Reader:
     def _make(self, number: int) -> Sample | _Failure:
         place = ""
         try:
-            row = self._rows[number]
+            row = self.rows[number]
             place = where(row)
-            return self._make_sample(row)
+            with self._board.reading(number):
+                return self._make_sample(row)
         except UserError as error:
             message = str(error)
             return _Failure(message if message.startswith(place) else f"{place}: {message}", user=True)

@@ -50,7 +50,8 @@ _MEASURED_TOGETHER = 1024  # rows
 _PROBES_KEPT = 100_000  # media files
 
 # A resumed run may differ from the first attempt in these, and in nothing else.
-_MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory", "data.workers", "data.validation")
+_MAY_CHANGE = ("name", "schedule", "logging", "evaluation", "parallel", "memory", "data.workers", "data.read_timeout",
+               "data.validation")  # fmt: skip
 
 
 @dataclass
@@ -129,6 +130,7 @@ class Run:
             dp_rank=dp_rank,
             dp_size=dp_size,
             workers=recipe.data.workers,
+            read_timeout=recipe.data.read_timeout,
         )
 
     def describe_data(self) -> list[str]:

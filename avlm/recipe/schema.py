@@ -167,6 +167,9 @@ class Data(Section):
     """Packing of samples into sequences."""
     workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loader processes per rank; 0 loads in the training process."""
+    read_timeout: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 600.0
+    """Seconds that a loader process may take to read one row before it is stopped and the run ends with an error that
+    names the row. Nothing is stopped with `workers: 0`."""
 
     @property
     def train_files(self) -> list[TrainFile]:

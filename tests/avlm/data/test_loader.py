@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import time
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -236,3 +240,37 @@ def test_workers_use_one_thread() -> None:
 def test_batch_sizes_must_fit() -> None:
     with pytest.raises(UserError, match=r"batch.global_batch_size: 6 is not a multiple"):
         loader(rows(2), 2, 6, dp_size=2)
+
+
+def deadly(row: Row) -> Sample:
+    if row.id == "3":
+        ctypes.PyDLL(None).sleep(1000)  # a library that never returns and keeps the interpreter's lock
+    if row.id == "5":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return make_sample(row)
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_that_hangs_is_stopped() -> None:
+    hanging = loader(rows(8)[:5], shuffle=False, make=deadly, workers=2, read_timeout=1.0)
+    with pytest.raises(RunError, match=r"toy.jsonl:4: row '3': reading it took more than data.read_timeout = 1 s"):
+        list(hanging)
+    assert hanging.state_dict()["samples"] <= 2
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_that_crashes_is_named() -> None:
+    items = [row for row in rows(8) if row.id != "3"]
+    with pytest.raises(RunError, match=r"toy.jsonl:6: row '5': reading it ended the process"):
+        list(loader(items, shuffle=False, make=deadly, workers=2))
+
+
+@pytest.mark.timeout(60)
+def test_time_limits_are_for_each_row_and_only_for_workers() -> None:
+    assert len(list(loader(rows(12), make=slow, workers=2, read_timeout=0.5))) == 6
+    assert len(list(loader(rows(4), make=slow, workers=0, read_timeout=0.01))) == 2
+
+
+def slow(row: Row) -> Sample:
+    time.sleep(0.1)
+    return make_sample(row)
