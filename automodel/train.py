@@ -81,7 +81,7 @@ def run_recipe(recipe: Recipe) -> Finetune:
         )
     with quiet_loading():
         _require_packages(recipe.model.family)
-    run = prepare(recipe, stack=NAME, main=rank == 0)
+    run = prepare(recipe, stack=NAME, main=rank == 0, check_folder=rank == 0)
     log = _log_to_file(run.folder, rank)
 
     import torch

@@ -196,13 +196,15 @@ class Source:
         return f"{self.path}: {self.part.rows:,} rows{weight}: {self.part.per_epoch:,} an epoch"
 
 
-def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
+def prepare(recipe: Recipe, *, stack: StackName, main: bool, check_folder: bool = True) -> Run:
     """Read and check everything that training will need, and lay out the run's folder.
 
     Args:
         recipe: checked recipe.
         stack: which stack will train; a run's folder belongs to one stack.
         main: whether this rank writes files.
+        check_folder: whether to look at what the folder holds. The other ranks of a launch do not: the main one, which
+            looks first, may be writing there meanwhile.
 
     Raises:
         UserError: missing or bad data, a checkpoint of another model, a run folder of another run, or one that cannot
@@ -217,8 +219,9 @@ def prepare(recipe: Recipe, *, stack: StackName, main: bool) -> Run:
     from avlm.recipe.horizon import horizon
 
     folder = Path(recipe.output_dir)
-    _refuse_foreign_folder(recipe, folder)
-    _refuse_other_run(recipe, stack, folder)
+    if check_folder:
+        _refuse_foreign_folder(recipe, folder)
+        _refuse_other_run(recipe, stack, folder)
     data = recipe.data
     rows = _sampled(index_rows(data.train_paths, data.video_root), data.sample_ratio, recipe.seed)
     with_rows = [path for path in data.validation if has_rows(path)]
@@ -323,7 +326,7 @@ def _refuse_foreign_folder(recipe: Recipe, folder: Path) -> None:
         raise UserError(f"output_dir: {folder} is model.checkpoint itself; choose another output_dir")
     if (folder / VERSIONS_FILE).exists():
         return
-    own = (RECIPE_FILE, SKIPPED_FILE, LENGTHS_FILE, DATA_FILE, DONE_FILE, TRAIN_FILE, VALIDATION_FILE, "export", "logs")
+    own = (RECIPE_FILE, SKIPPED_FILE, LENGTHS_FILE, DATA_FILE, DONE_FILE, TRAIN_FILE, VALIDATION_FILE, "export")
     foreign = [name for name in own if (folder / name).exists()]
     if foreign and not _has_checkpoints(folder):
         raise UserError(

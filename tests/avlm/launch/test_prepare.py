@@ -210,3 +210,15 @@ def test_without_a_record_of_the_data(make: Make) -> None:
     checkpointed(run)
     (run.folder / "data.json").unlink()
     prepared(make(), main=False)
+
+
+def test_other_ranks_do_not_judge_a_folder_that_the_main_one_is_writing(make: Make) -> None:
+    """Rank 1 may open its log, or look, while rank 0 is between two files."""
+    recipe = make()
+    folder = Path(recipe.output_dir)
+    (folder / "logs").mkdir(parents=True)
+    prepared(recipe)
+    (folder / "versions.json").unlink()
+    with pytest.raises(UserError, match="no run of avlm"):
+        prepared(recipe)
+    prepare(recipe, stack="automodel", main=False, check_folder=False)
