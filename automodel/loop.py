@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nemo_automodel.components.checkpoint.utils import is_checkpoint_incomplete
 from nemo_automodel.components.config.loader import ConfigNode
 from nemo_automodel.recipes._typed_config import RecipeConfig
 from nemo_automodel.recipes.vlm.finetune import FinetuneRecipeForVLM
@@ -191,7 +192,7 @@ class Finetune(FinetuneRecipeForVLM):
         except Exception as error:
             folder = Path(self.checkpointer.config.checkpoint_dir)
             unfinished = folder / f"epoch_{epoch}_step_{step}"
-            if self.dist_env.is_main:
+            if self.dist_env.is_main and is_checkpoint_incomplete(unfinished):  # never a complete one of this name
                 shutil.rmtree(unfinished, ignore_errors=True)
             latest = folder / "LATEST"
             kept = f"the one before is intact: {latest.resolve()}" if latest.exists() else "there is none before it"

@@ -31,7 +31,6 @@ def demo(
     from rich.console import Console
 
     from avlm.launch.local import check_locally, train_locally
-    from avlm.launch.run import DONE_FILE
     from avlm.report.html import write_report
     from avlm.utils.files import write_atomic
     from avlm.utils.quiet import quiet_loading
@@ -50,7 +49,6 @@ def demo(
         timed("inputs", partial(_make_inputs, loaded))
     base = _weights(loaded, loaded.model.checkpoint)
     accuracy = {"before": timed("evaluate", partial(_evaluate, loaded, base, "before"))}
-    finished = (folder / DONE_FILE).is_file()
     code = timed("train", partial(train_locally, recipe, overrides or [], stack))
     if code > 128:
         raise typer.Exit(code)
@@ -58,7 +56,7 @@ def demo(
         raise RunError("training failed; its message is above")
     trained = _weights(loaded, str(folder / "export"))
     for name in EVALUATIONS[1:]:
-        accuracy[name] = timed("evaluate", partial(_evaluate, loaded, trained, name, overwrite=not finished))
+        accuracy[name] = timed("evaluate", partial(_evaluate, loaded, trained, name))
     report = timed("report", partial(write_report, folder))
     seconds["total"] = round(sum(seconds.values()), 1)
     summary = {"accuracy": accuracy, "loss": _losses(folder), "seconds": seconds}
@@ -88,13 +86,20 @@ def _weights(recipe: Recipe, checkpoint: str) -> Weights:
     return choose(recipe, checkpoint)
 
 
-def _evaluate(recipe: Recipe, weights: Weights, name: str, overwrite: bool = False) -> dict[str, float]:
-    """Accuracy of each class; predictions and scores go to the run's folder."""
+def _evaluate(recipe: Recipe, weights: Weights, name: str) -> dict[str, float]:
+    """Accuracy of each class; predictions and scores go to the run's folder, those of older weights are replaced."""
     from avlm.eval.run import evaluate_run
 
     ablation: Any = None if name in ("before", "after") else name
-    scores, _ = evaluate_run(recipe, weights, name, recipe.data.validation, ablation=ablation, overwrite=overwrite)
+    made_before = outdated(Path(recipe.output_dir) / "predictions" / f"{name}.jsonl", weights)
+    scores, _ = evaluate_run(recipe, weights, name, recipe.data.validation, ablation=ablation, overwrite=made_before)
     return {label: round(counts["accuracy"], 4) for label, counts in scores["classes"].items()}
+
+
+def outdated(predictions: Path, weights: Weights) -> bool:
+    """Whether the predictions are older than the folder of the weights that should have made them."""
+    folder = Path(weights.adapter or weights.checkpoint)
+    return predictions.is_file() and folder.is_dir() and predictions.stat().st_mtime_ns < folder.stat().st_mtime_ns
 
 
 def _losses(folder: Path) -> dict[str, float]:

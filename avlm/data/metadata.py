@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from avlm.data.media import clip_of, probe
 from avlm.data.rows import scan_rows
 from avlm.data.types import MediaInfo, MediaLimits, MediaRef
 from avlm.errors import RunError, UserError
+from avlm.utils.files import write_lines
 from avlm.utils.lock import Held, take
 from avlm.utils.processes import Died, cores, each
 
@@ -340,7 +340,7 @@ def build_metadata(
                 built.probed += 1
                 if progress is not None:
                     progress(len(refs) - len(todo) + built.probed, len(refs))
-            _write(path, (line for line in lines.values() if line is not None))
+            write_lines(path, (line for line in lines.values() if line is not None))
             kept.remove()
     except OSError as error:
         raise RunError(f"{path}: could not be written: {error.strerror or error}") from error
@@ -368,21 +368,6 @@ def _note(built: Built, ref: MediaRef, line: dict[str, Any]) -> None:
         built.damaged.append((ref.name, line["problems"][0]))
     if line["opened"]:
         built.opened[line["opened"]] += 1
-
-
-def _write(path: Path, lines: Iterable[bytes]) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(lines)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # temporary files are private to the user at first
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class _Kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from avlm.errors import RunError, UserError
@@ -48,18 +49,21 @@ def write_atomic(path: Path, text: str) -> None:
 
     Raises `RunError` when it cannot be written; an earlier file is then as it was.
     """
+    content = text.encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        _fill(handle, Path(name), path, text)
+        write_lines(path, [content])
     except OSError as error:
         raise RunError(f"{path}: could not be written: {error.strerror or error}") from error
 
 
-def _fill(handle: int, temporary: Path, path: Path, text: str) -> None:
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Write lines as they come. Raises `OSError` when that fails; an earlier file is then as it was."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(lines)
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # temporary files are private to the user at first

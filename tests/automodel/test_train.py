@@ -202,6 +202,21 @@ def test_full_disk_leaves_the_previous_checkpoint(
     assert [entry["step"] for entry in metrics(recipe)] == list(range(1, 11))
 
 
+def test_a_refused_checkpoint_does_not_cost_the_complete_one_of_that_name(
+    recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of("refused", {"schedule.max_steps": 3})
+    train_here(recipe)
+    complete = Path(recipe.output_dir) / "checkpoints/epoch_0_step_2"
+    files = sorted(p.relative_to(complete) for p in complete.rglob("*"))
+    (complete.parent / "LATEST").unlink()
+    # as if the checkpoint were overlooked: the run starts over and comes to the same name
+    monkeypatch.setattr("nemo_automodel.recipes.base_recipe.find_latest_checkpoint", lambda folder: None)
+    with pytest.raises(RunError, match="already holds a published checkpoint"):
+        train_here(recipe)
+    assert sorted(p.relative_to(complete) for p in complete.rglob("*")) == files
+
+
 def test_a_batch_without_supervised_tokens_counts_and_learns_nothing(
     recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
